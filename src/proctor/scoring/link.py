@@ -69,7 +69,9 @@ class CandidateLink:
         wanted = dict(expect or {})
         room = max(SMALL_REPLY, 2 * sum(spec.nbytes for spec in wanted.values()))
         header = {"op": op, "meta": dict(meta or {})}
-        reply = self._exchange(header, dict(arrays or {}), fds, room, time.monotonic() + timeout_s, timeout_s, op)
+        reply = self._exchange(
+            header, dict(arrays or {}), fds, room, time.monotonic() + timeout_s, timeout_s, op
+        )
         for name, spec in wanted.items():
             check_array(name, reply.arrays.get(name), spec)
         return reply
@@ -120,7 +122,9 @@ class CandidateLink:
         meta = answer.get("meta")
         meta = meta if isinstance(meta, dict) else {}
         if answer.get("ok") is not True:
-            raise InvalidSubmission(f"{op} failed in the submission: {str(meta.get('error', 'no reason given'))[:6000]}")
+            raise InvalidSubmission(
+                f"{op} failed in the submission: {str(meta.get('error', 'no reason given'))[:6000]}"
+            )
         return Reply(meta, out, seconds)
 
     def _death(self, op: str) -> str:

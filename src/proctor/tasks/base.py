@@ -15,6 +15,7 @@ and is found through the entry-point group `proctor.tasks`.
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -234,6 +235,10 @@ class Task(ABC):
     start_command: ClassVar[tuple[str, ...] | None] = None
     """How the starting solution is run in /workspace; None if there is nothing to run."""
     reference_command: ClassVar[tuple[str, ...] | None] = None
+    start_constants: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {}
+    """Per tier and starting file, the top-level constants that differ from what the file says: a tier is the same
+    script at another scale, so that there is one script to read."""
+    reference_constants: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {}
     files: ClassVar[tuple[RemoteFile, ...]] = ()
     """Published files of the full tier."""
     calibrations: ClassVar[Mapping[str, Calibration]] = {}
@@ -248,13 +253,19 @@ class Task(ABC):
     def full_id(self) -> str:
         return f"{self.suite}/{self.id}"
 
-    def start_files(self, tier: str) -> Mapping[str, Path]:
-        """Files of the starting solution by their path in /workspace; `start/` by default, for every tier."""
-        return files_under(self.folder / "start")
+    def start_files(self, tier: str) -> dict[str, bytes]:
+        """The starting solution by path in /workspace: `start/`, with the tier's constants put in."""
+        return self._solution("start", self.start_constants.get(tier, {}))
 
-    def reference_files(self, tier: str) -> Mapping[str, Path]:
-        """Files of the reference solution by their path in /workspace."""
-        return files_under(self.folder / "reference")
+    def reference_files(self, tier: str) -> dict[str, bytes]:
+        """The reference solution by path in /workspace: `reference/`, with the tier's constants put in."""
+        return self._solution("reference", self.reference_constants.get(tier, {}))
+
+    def _solution(self, name: str, constants: Mapping[str, Mapping[str, object]]) -> dict[str, bytes]:
+        files = {path: place.read_bytes() for path, place in files_under(self.folder / name).items()}
+        for path, values in constants.items():
+            files[path] = with_constants(files[path].decode(), values).encode()
+        return files
 
     def program(self, tier: str, protocol: ExamProtocol, budget_s: float) -> str:
         """The instructions: program.md with `{budget}`, `{tier}`, `{protocol}` and the task's own fields filled in."""
@@ -286,6 +297,20 @@ class Task(ABC):
         Raises:
             InvalidSubmission: The submission cannot be scored; the message tells the agent what to mend.
         """
+
+
+def with_constants(source: str, constants: Mapping[str, object]) -> str:
+    """Python source with the values of top-level `NAME = value` lines replaced; trailing comments are kept.
+
+    Raises:
+        KeyError: A constant has no such line, so that a renamed constant cannot be missed.
+    """
+    for name, value in constants.items():
+        line = re.compile(rf"^({re.escape(name)}\s*=\s*)([^#\n]*?)(\s*(?:#.*)?)$", re.MULTILINE)
+        source, count = line.subn(lambda m, v=value: f"{m[1]}{v!r}{m[3]}", source, count=1)  # type: ignore[misc]
+        if not count:
+            raise KeyError(f"no top-level constant {name}")
+    return source
 
 
 def files_under(folder: Path) -> dict[str, Path]:

@@ -6,7 +6,8 @@ Started as `python -I driver.py FD CANDIDATE_PY`. The task's candidate.py define
                                        -> (meta: dict, arrays: dict[str, ndarray])
     def warm() -> None           imports the runtime (torch) before any submission has arrived
 
-The submission is in /workspace (the working directory) and is put on sys.path. Nothing that is said from here is
+The submission is in /workspace, the working directory. It is not on sys.path until candidate.py puts it there (in its
+`load`), so that until then no code of the submission has run and the process can be used to calibrate. Nothing that is said from here is
 trusted: the host checks shapes and values, takes the time, and computes the score.
 """
 
@@ -42,7 +43,6 @@ def main() -> None:
     spec.loader.exec_module(candidate)
     if hasattr(candidate, "warm"):
         candidate.warm()
-    sys.path.insert(0, os.getcwd())
     wire.send(sock, {"ok": True, "meta": {"pid": os.getpid()}})
     while True:
         try:

@@ -76,7 +76,9 @@ def receive(
         raise WireError(f"a header of {length} bytes was announced, more than {MAX_HEADER}")
     try:
         header = json.loads(bytes(_receive_exact(sock, length, deadline)))
-        listed = [(str(a["name"]), str(a["dtype"]), tuple(int(n) for n in a["shape"])) for a in header["arrays"]]
+        listed = [
+            (str(a["name"]), str(a["dtype"]), tuple(int(n) for n in a["shape"])) for a in header["arrays"]
+        ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"the header is not what it should be: {error}") from None
     arrays: dict[str, np.ndarray[Any, Any]] = {}
