@@ -45,9 +45,7 @@ class LocalHandle:
 
 
 @contextmanager
-def local_candidate(
-    candidate_py: Path, workspace: Path, env: dict[str, str] | None = None
-) -> Iterator[CandidateLink]:
+def local_candidate(candidate_py: Path, workspace: Path, env: dict[str, str] | None = None) -> Iterator[CandidateLink]:
     """Start the driver on `workspace` (the frozen submission) with the task's candidate.py."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with tempfile.TemporaryDirectory() as scratch, ours:

@@ -69,9 +69,7 @@ class CandidateLink:
         wanted = dict(expect or {})
         room = max(SMALL_REPLY, 2 * sum(spec.nbytes for spec in wanted.values()))
         header = {"op": op, "meta": dict(meta or {})}
-        reply = self._exchange(
-            header, dict(arrays or {}), fds, room, time.monotonic() + timeout_s, timeout_s, op
-        )
+        reply = self._exchange(header, dict(arrays or {}), fds, room, time.monotonic() + timeout_s, timeout_s, op)
         for name, spec in wanted.items():
             check_array(name, reply.arrays.get(name), spec)
         return reply

@@ -32,9 +32,7 @@ def _load(name: str, place: str) -> Task:
     module, _, attribute = place.partition(":")
     task = getattr(importlib.import_module(module), attribute or "TASK", None)
     if not isinstance(task, Task):
-        raise ProctorError(
-            f"the task plug-in {name} ({place}) is not a Task", "it must name an instance of Task"
-        )
+        raise ProctorError(f"the task plug-in {name} ({place}) is not a Task", "it must name an instance of Task")
     return task
 
 

@@ -55,7 +55,7 @@ def send(
         _send_all(sock, memoryview(head), deadline)
     for value in plain.values():
         if value.nbytes:
-            _send_all(sock, memoryview(value).cast("B"), deadline)
+            _send_all(sock, memoryview(value.reshape(-1).view(np.uint8)), deadline)  # type: ignore[arg-type]
 
 
 def receive(
@@ -76,9 +76,7 @@ def receive(
         raise WireError(f"a header of {length} bytes was announced, more than {MAX_HEADER}")
     try:
         header = json.loads(bytes(_receive_exact(sock, length, deadline)))
-        listed = [
-            (str(a["name"]), str(a["dtype"]), tuple(int(n) for n in a["shape"])) for a in header["arrays"]
-        ]
+        listed = [(str(a["name"]), str(a["dtype"]), tuple(int(n) for n in a["shape"])) for a in header["arrays"]]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"the header is not what it should be: {error}") from None
     arrays: dict[str, np.ndarray[Any, Any]] = {}
