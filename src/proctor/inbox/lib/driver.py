@@ -7,8 +7,8 @@ Started as `python -I driver.py FD CANDIDATE_PY`. The task's candidate.py define
     def warm() -> None           imports the runtime (torch) before any submission has arrived
 
 The submission is in /workspace, the working directory. It is not on sys.path until candidate.py puts it there (in its
-`load`), so that until then no code of the submission has run and the process can be used to calibrate. Nothing that is said from here is
-trusted: the host checks shapes and values, takes the time, and computes the score.
+`load`), so that until then no code of the submission has run and the process can be used to calibrate. Nothing that is
+said from here is trusted: the host checks shapes and values, takes the time, and computes the score.
 """
 
 from __future__ import annotations
