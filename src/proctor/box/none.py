@@ -1,0 +1,154 @@
+"""No box at all: the command runs as the user, on the host. For machines where nothing else works, and labelled so.
+
+The process tree is still ended whole (by cgroup where there is one, else as adopted descendants of this process), and
+limits are still watched; nothing is hidden and the network is open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from proctor.box.base import BoxPaths, BoxSpec, Capabilities
+from proctor.box.cgroup import find_base
+from proctor.box.spawn import OutputPump, spawn, stdin_from
+from proctor.box.tree import ProcessTree, children, descendants
+from proctor.box.watch import LimitWatch
+from proctor.errors import InfrastructureError
+from proctor.inbox import BIN, LIB
+from proctor.spec import Enforced
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class NoneKind:
+    """Runs commands on the bare host."""
+
+    name = "none"
+
+    def paths(self, root: Path) -> BoxPaths:
+        return BoxPaths(
+            workspace=str(root / "workspace"),
+            data=str(root / "data"),
+            agent=str(root / "agent"),
+            tools=str(BIN),
+            lib=str(LIB),
+            candidate=str(root / "candidate"),
+            socket=str(root / "broker.sock"),
+        )
+
+    def capabilities(self) -> Capabilities:
+        tree = "cgroup.kill" if find_base() else "adopted descendants, found by parent ids"
+        return Capabilities(
+            usable=True,
+            isolated=False,
+            enforced=Enforced(process_tree=tree, memory="polled (0.25 s), largest process killed", pids="polled"),
+            problems=("`none` is no box: the agent can read the host's files, answers included, and use its network",),
+        )
+
+    def start(self, spec: BoxSpec) -> NoneBox:
+        return NoneBox(spec)
+
+
+class NoneBox:
+    """One command on the bare host."""
+
+    def __init__(self, spec: BoxSpec) -> None:
+        self.name = spec.name
+        # Orphans of the command become our children, so that none can leave the tree.
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for bind in spec.binds:  # what a mount would show is linked where the kind's paths say that it lies
+            target = Path(bind.target)
+            if not target.exists() and target.resolve() != bind.source.resolve():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(bind.source)
+        base = find_base()
+        self._group = base.create(spec.limits) if base else None
+        out_r, out_w = os.pipe()
+        err_r, err_w = os.pipe()
+        stdin = stdin_from(spec.stdin)
+        argv = list(spec.argv)
+        if self._group:
+            procs = str(self._group.path / "cgroup.procs")
+            argv = ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', procs, *argv]
+        try:
+            self._process = spawn(
+                argv, env=spec.env, stdin=stdin, stdout=out_w, stderr=err_w, fds=spec.fds, cwd=spec.cwd
+            )
+        except OSError as error:
+            raise InfrastructureError(f"{spec.argv[0]} could not be started: {error}") from error
+        finally:
+            for fd in (out_w, err_w, stdin):
+                os.close(fd)
+        self._pump = OutputPump({out_r: spec.stdout, err_r: spec.stderr}, spec.limits.output_bytes)
+        self._tree = _BareTree(self._process.pid, self._group, ())
+        self._watch = LimitWatch(self._tree, spec.limits, self._group)
+        self._closed = False
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def pids(self) -> list[int]:
+        return self._tree.pids()
+
+    def signal(self, number: int) -> None:
+        self._tree.signal(number)
+
+    def freeze(self) -> None:
+        self._tree.freeze()
+
+    def thaw(self) -> None:
+        self._tree.thaw()
+
+    def kill(self) -> bool:
+        self._tree.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        return self._tree.wait_empty(10.0)
+
+    def limit_hit(self) -> str | None:
+        return self._watch.hit()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.kill()
+        self._watch.stop()
+        self._pump.stop()
+        if self._group:
+            self._group.remove()
+
+
+class _BareTree(ProcessTree):
+    """A tree without a namespace: descendants seen once stay ours, also when their parents have died."""
+
+    def pids(self) -> list[int]:
+        if self._group:
+            return super().pids()
+        self._extra.update([self._init, *descendants(self._init)])
+        # Orphans were adopted by this process; those seen before, and their descendants, belong to the tree.
+        adopted = set(children(os.getpid())) & self._extra
+        for pid in adopted:
+            self._extra.update(descendants(pid))
+        return [pid for pid in self._extra if _alive(pid)]
+
+    def kill(self) -> None:
+        super().kill()
+        if not self._group:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._init, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    from proctor.box.tree import state
+
+    return state(pid) not in ("", "Z")

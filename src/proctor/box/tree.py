@@ -1,0 +1,105 @@
+"""Every process of a box, found and stopped from the host, whatever they do with sessions, groups and parents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from proctor.box.cgroup import Cgroup
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process (all of its threads')."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                found += map(int, Path(task.path, "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every descendant of a process. Inside a pid namespace orphans stay descendants of its first process."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        for child in children(todo.pop()):
+            found.append(child)
+            todo.append(child)
+    return found
+
+
+def state(pid: int) -> str:
+    """The state letter of a process (`T` stopped, `Z` dead and unreaped), or "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+class ProcessTree:
+    """The processes of one box: those of its cgroup if it has one, else the descendants of its first process.
+
+    Args:
+        init: Host pid of the first process (of the pid namespace, or the command itself).
+        group: The box's cgroup, or None.
+        own: Host pids of the box's helper processes, which are not the code inside.
+    """
+
+    def __init__(self, init: int, group: Cgroup | None, own: Iterable[int]) -> None:
+        self._init = init
+        self._group = group
+        self._own = frozenset(own)
+        self._extra: set[int] = set()
+
+    def pids(self) -> list[int]:
+        """Live processes inside; zombies left out, since nothing can be done to them and they do nothing."""
+        found = self._group.pids() if self._group else descendants(self._init)
+        return [pid for pid in found if pid not in self._own and state(pid) not in ("", "Z")]
+
+    def signal(self, number: int) -> None:
+        for pid in self.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def freeze(self, timeout_s: float = 5.0) -> bool:
+        """Stop everything; True when the kernel, or a look at every process, says that it is stopped."""
+        if self._group and self._group.freeze(timeout_s):
+            return True
+        # One process may wake another until it is stopped itself, so go round until none runs.
+        until = time.monotonic() + timeout_s
+        while True:
+            running = [pid for pid in self.pids() if state(pid) not in ("T", "t", "", "Z")]
+            if not running:
+                return True
+            for pid in running:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGSTOP)
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.0003)
+
+    def thaw(self) -> None:
+        if self._group and self._group.thaw():
+            return
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill everything at once: the group if there is one, and the first process, which takes its namespace along."""
+        if self._group:
+            self._group.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self._init, signal.SIGKILL)
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Whether no process is left within the limit."""
+        until = time.monotonic() + timeout_s
+        while self.pids():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return True
