@@ -123,6 +123,8 @@ class EvaluationContext:
     rng: np.random.Generator
     gpu_uuids: tuple[str, ...] = ()
     python: str = ""
+    audit: bool = True
+    """False for the curve of silent snapshots: a pass that only looks for cheating may be left out."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,8 @@ class Task(ABC):
     policy: ClassVar[ScorePolicy] = ScorePolicy()
     locked: ClassVar[tuple[str, ...]] = ()
     """Starting files that the agent can read and not change."""
+    candidate_files: ClassVar[tuple[str, ...]] = ("candidate.py",)
+    """Files of the task's folder that the candidate's box shows; the first defines the operations."""
     start_command: ClassVar[tuple[str, ...] | None] = None
     """How the starting solution is run in /workspace; None if there is nothing to run."""
     reference_command: ClassVar[tuple[str, ...] | None] = None
@@ -241,6 +245,8 @@ class Task(ABC):
     reference_constants: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {}
     files: ClassVar[tuple[RemoteFile, ...]] = ()
     """Published files of the full tier."""
+    rescore_tolerance: ClassVar[float] = 1e-6
+    """By how much two scorings of one artefact may differ (timing tasks: more)."""
     calibrations: ClassVar[Mapping[str, Calibration]] = {}
     """Shipped calibration per tier."""
 
