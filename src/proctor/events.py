@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ class EventLog:
         self._lock = threading.Lock()
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event; `fields` must be plain JSON data."""
+        """Append one event; `fields` must be plain JSON data. A full disk costs the event, not the run."""
         elapsed = self._budget.elapsed() if self._budget else 0.0
         line = {"at": self._clock.now().isoformat(), "elapsed_s": round(elapsed, 3), "event": event, **fields}
-        with self._lock:
+        with self._lock, suppress(OSError):
             append_line(self._path, line, sync=False)

@@ -19,26 +19,27 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part; fsynced."""
+def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part; on disk if `sync`."""
     raw = data.encode() if isinstance(data, str) else data
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as stream:
             stream.write(raw)
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of indented JSON."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", by_alias=True)
-    write_atomic(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    write_atomic(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n", sync=sync)
 
 
 def append_line(path: Path, value: Any, *, sync: bool = True) -> None:

@@ -102,15 +102,29 @@ class ScoringService:
         """The agent's box, which is frozen for snapshots from now on."""
         self._box = box
 
+    def attach_nothing(self) -> None:
+        """The agent's box is gone."""
+        with self._freezing:
+            self._box = None
+
+    def wait_idle(self) -> None:
+        """Return when no scoring is going on."""
+        with self._one_at_a_time:
+            pass
+
     @contextmanager
-    def frozen(self) -> Iterator[Callable[[], float]]:
-        """The agent's box stopped, its GPU work drained. Yields a function: seconds frozen so far."""
+    def frozen(self, *, drain: bool = False) -> Iterator[Callable[[], float]]:
+        """The agent's box stopped. Yields a function: seconds frozen so far.
+
+        With `drain` also the GPU work that it had queued is done: a copy of files need not wait for that, a timing
+        must.
+        """
         with self._freezing:
             began = time.monotonic()
             box = self._box
             if box is not None:
                 box.freeze()
-                if not self._drain():
+                if drain and not self._drain():
                     self._events.write("gpu_not_drained")
             try:
                 yield lambda: time.monotonic() - began
@@ -130,15 +144,21 @@ class ScoringService:
             return Frozen(snapshot, elapsed, seconds())
 
     def score(self, origin: Origin, target: str | None = None, note: str = "") -> ScoreEntry:
-        """Score the submission as it is now on the visible split; the answer is on disk when this returns."""
+        """Score the submission as it is now on the visible split; the answer is on disk when this returns.
+
+        A request that is still waiting when the agent's time ends is not served: what it asked for is scored as the
+        final state.
+        """
         with self._one_at_a_time:
+            if origin == "agent" and not self._budget.running:
+                return self._entry("error", "the time is up")
             began = time.monotonic()
             elapsed = self._budget.elapsed()
             frozen_s = 0.0
             snapshot: Snapshot | None = None
             try:
                 if self._task.policy.freeze_while_scoring:
-                    with timing_lock(), self.frozen() as seconds:
+                    with timing_lock(self._spec.run_id), self.frozen(drain=True) as seconds:
                         elapsed = self._budget.elapsed()
                         snapshot = self.snapshots.take(target)
                         entry = self._evaluate(snapshot, "visible", True)
@@ -160,7 +180,7 @@ class ScoringService:
         with self._one_at_a_time:
             began = time.monotonic()
             if self._task.policy.freeze_while_scoring:
-                with timing_lock():
+                with timing_lock(self._spec.run_id):
                     entry = self._evaluate(copy.snapshot, split, audit)
             else:
                 entry = self._evaluate(copy.snapshot, split, audit)

@@ -134,6 +134,13 @@ class Snapshots:
             )
         return self._copy(kept, chosen, tuple(left_out[:20]))
 
+    def drop_all_but(self, names: set[str]) -> int:
+        """Delete every kept snapshot whose name is not listed; how many went."""
+        gone = [folder for folder in self._store.iterdir() if folder.name not in names]
+        for folder in gone:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(gone)
+
     def _choose(self, entries: dict[str, _Entry], target: str | None, now: float | None) -> str:
         if target is not None:
             return self._named(entries, target)

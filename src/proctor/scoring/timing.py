@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from proctor.gpu import lock_folder
+from proctor.machine_locks import try_lock
+
+POLL_S = 0.02
 
 
 @contextmanager
-def timing_lock() -> Iterator[None]:
-    """Hold the machine-wide lock of timed scorings. The kernel frees it when its holder dies."""
-    path = Path(lock_folder()) / "timing.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+def timing_lock(run_id: str) -> Iterator[None]:
+    """Hold the machine-wide lock of timed scorings; it falls free when its holder dies."""
+    while (lock := try_lock("timing", run_id)) is None:
+        time.sleep(POLL_S)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        lock.release()

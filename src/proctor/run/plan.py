@@ -1,0 +1,207 @@
+"""Planning: tasks x agents x repeats become run specifications in an experiment folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from proctor.agents.registry import parse_agent
+from proctor.box.registry import get_kind
+from proctor.data.assets import data_state
+from proctor.data.seeds import resolve_seed
+from proctor.errors import UsageError
+from proctor.gpu import list_gpus
+from proctor.hardware import usable_memory
+from proctor.jsonio import write_json
+from proctor.run.folder import RunFolder
+from proctor.spec import SCHEMA, AgentSpec, Limits, Protocol, RunSpec
+from proctor.tasks.base import Task
+from proctor.tasks.registry import get_task, suite_tasks
+
+MEMORY_SHARE = 0.8
+"""Share of the machine's memory that one box may use: the rest keeps the harness and the machine alive."""
+GRACE_S = {Protocol.SEALED: 5.0, Protocol.PUBLISHED: 30.0}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a user asked for.
+
+    Attributes are those of `proctor run`; see its help.
+    """
+
+    tasks: Sequence[str] = ()
+    suite: str | None = None
+    agents: Sequence[str] = ()
+    repeats: int = 1
+    tier: str = "mini"
+    budget_s: float | None = None
+    protocol: Protocol = Protocol.SEALED
+    data_seed: str = "release"
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    box: str = "bwrap"
+    silent_snapshots: int = 12
+    python: str | None = None
+    out: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A planned experiment on disk."""
+
+    folder: Path
+    runs: tuple[RunFolder, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def parse_budget(text: str) -> float:
+    """`90s`, `40m`, `8h` or plain seconds, as seconds."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h)?\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a budget", "write 90s, 40m or 8h")
+    return float(match[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, None: 1}[match[2]]
+
+
+def plan(order: Order, now: datetime) -> Experiment:
+    """Check everything that can be checked before a clock runs, and write the experiment folder.
+
+    Raises:
+        UsageError: With what was wrong and what to give instead; nothing has been written.
+    """
+    tasks = [*map(get_task, order.tasks), *(suite_tasks(order.suite) if order.suite else [])]
+    tasks = list(dict.fromkeys(tasks))
+    if not tasks:
+        raise UsageError("no task was named", "give --task NAME[,NAME] or --suite NAME")
+    agents = [parse_agent(text) for text in order.agents]
+    if not agents:
+        raise UsageError("no agent was named", "give --agent NAME[,NAME]; `proctor agents` lists them")
+    if order.repeats < 1:
+        raise UsageError(f"--repeats is {order.repeats}", "give 1 or more")
+    resolve_seed(order.data_seed)
+    get_kind(order.box)
+    for task in tasks:
+        _check_tier(task, order)
+    folder = _experiment_folder(order.out, now)
+    runs = []
+    for task in tasks:
+        for agent in agents:
+            for repeat in range(order.repeats):
+                spec = _spec(order, task, agent, repeat, folder.name)
+                runs.append((RunFolder(folder / "runs" / spec.run_id), spec))
+    if len({spec.run_id for _, spec in runs}) != len(runs):
+        raise UsageError("the same agent was named twice", "name each agent once; use --repeats for more runs")
+    _create(folder, [spec for _, spec in runs], now)
+    for run, spec in runs:
+        run.write_spec(spec)
+    return Experiment(folder, tuple(run for run, _ in runs))
+
+
+def _check_tier(task: Task, order: Order) -> None:
+    if order.tier not in task.tiers:
+        raise UsageError(f"{task.id} has no tier {order.tier!r}", f"its tiers: {', '.join(task.tiers)}")
+    if data_state(task, order.tier) == "missing":
+        raise UsageError(
+            f"the data of {task.id} ({order.tier}) is not on this machine",
+            f"proctor fetch {task.id}, or proctor fetch {task.id} --from DIR",
+        )
+    need = task.tiers[order.tier].gpus
+    if need and order.device != "cpu":
+        gpus = list_gpus()
+        if len(gpus) < need:
+            raise UsageError(
+                f"{task.id} ({order.tier}) needs {need} GPU{'s' * (need > 1)} and this machine has {len(gpus)}"
+                + (f": {gpus.reason}" if gpus.reason else ""),
+                "use --tier mini, or --device cpu to run it on the CPU all the same (timings then mean little)",
+            )
+
+
+def _experiment_folder(out: Path | None, now: datetime) -> Path:
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out} exists and is not empty", "name a new folder with --out; nothing is overwritten")
+        return out.absolute()
+    return Path("runs").absolute() / f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _spec(order: Order, task: Task, agent: AgentSpec, repeat: int, experiment: str) -> RunSpec:
+    tier = task.tiers[order.tier]
+    use_gpu = order.device != "cpu" and (tier.gpus > 0 or order.device == "cuda")
+    limits = order.limits
+    if limits.memory_bytes is None:
+        limits = limits.model_copy(update={"memory_bytes": int(MEMORY_SHARE * usable_memory())})
+    return RunSpec(
+        run_id=f"{task.id}-{order.tier}-{_slug(agent.label)}-r{repeat}",
+        experiment=experiment,
+        suite=task.suite,
+        task=task.id,
+        tier=order.tier,
+        protocol=order.protocol,
+        agent=agent,
+        repeat=repeat,
+        seed=order.seed,
+        budget_s=order.budget_s or tier.budget_s,
+        grace_s=GRACE_S[order.protocol],
+        gpus=max(1, tier.gpus) if use_gpu else 0,
+        device="cuda" if use_gpu else "cpu",
+        data_seed=order.data_seed,
+        box=order.box,
+        limits=limits,
+        silent_snapshots=order.silent_snapshots,
+        python=order.python,
+    )
+
+
+def _slug(label: str) -> str:
+    """An agent's label as part of a folder name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")
+    if plain == label:
+        return plain
+    # Different labels must not share a folder because they differ only in what was replaced.
+    return f"{plain[-40:]}-{sum(label.encode()) % 4096:03x}"
+
+
+def _create(folder: Path, specs: list[RunSpec], now: datetime) -> None:
+    try:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "not writable", str(folder))
+        write_json(
+            folder / "experiment.json",
+            {
+                "schema": SCHEMA,
+                "experiment": folder.name,
+                "created_at": now.isoformat(),
+                "runs": [spec.run_id for spec in specs],
+            },
+        )
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}", "name another folder with --out") from None
+
+
+def open_experiment(folder: Path) -> Experiment:
+    """An existing experiment folder.
+
+    Raises:
+        UsageError: It is none.
+    """
+    import json
+
+    try:
+        data = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+        names = [str(name) for name in data["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder} is not an experiment folder: {error}", "give the folder that `proctor run` printed"
+        ) from None
+    return Experiment(folder.absolute(), tuple(RunFolder(folder.absolute() / "runs" / name) for name in names))

@@ -1,0 +1,331 @@
+"""`proctor worker RUN_DIR`: one run in one process, from its specification to its result.
+
+prepare -> box -> agent <-> score broker -> end -> seal -> result. Boxes die with this process; whatever happens, the
+folder says how far it came.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from types import FrameType
+
+from proctor.agents.base import Launch, Sitting
+from proctor.agents.registry import get_agent
+from proctor.box.base import BoxKind, BoxSpec
+from proctor.box.registry import get_kind
+from proctor.box.runtime import default_python, runtime_of
+from proctor.box.tree import descendants
+from proctor.clock import BudgetClock, Clock, SystemClock
+from proctor.data.assets import Assets, prepare_assets
+from proctor.errors import InfrastructureError, ProctorError, UsageError
+from proctor.events import EventLog
+from proctor.gpu import Lease, UtilisationSampler, acquire, device_nodes, drain, visible_env
+from proctor.hardware import hardware, versions
+from proctor.jsonio import write_json
+from proctor.run.folder import RunFolder
+from proctor.run.prompt import standard_prompt
+from proctor.run.result import Facts, build_result
+from proctor.run.seal import Sealer, thin
+from proctor.run.supervise import DiskWatch, SilentSnapshots, Supervisor
+from proctor.run.workspace import Room, agent_box, hidden_paths, lay_out
+from proctor.scoring.broker import Broker
+from proctor.scoring.pool import CandidatePool, CandidateSetup
+from proctor.scoring.scorelog import ScoreLog, counting
+from proctor.scoring.service import FAULTS, ScoringService
+from proctor.scoring.snapshot import Snapshots, inodes_under
+from proctor.spec import Ended, Finding, Protocol, Result, RunSpec
+from proctor.tasks.base import Task
+from proctor.tasks.registry import get_task
+
+LEASE_TIMEOUT_S = 24 * 3600.0
+DRAIN_TIMEOUT_S = 10.0
+FOREIGN_EVERY_TICKS = 10
+PARENT_POLL_S = 1.0
+
+
+def work(folder: RunFolder, *, parent: int | None = None, clock: Clock | None = None) -> Result:
+    """Do one run.
+
+    Args:
+        folder: The run folder, with its `run.json`.
+        parent: Pid of the process that started this one; the run is ended cleanly when it is gone.
+        clock: Where time comes from.
+
+    Raises:
+        ProctorError: The folder is no run, is being worked on, or has its result already.
+    """
+    spec = folder.spec()
+    with folder.lock():
+        if folder.result() is not None:
+            raise UsageError(f"{folder.root} has its result already", "a run is done once; start a new experiment")
+        if folder.workspace.exists():
+            raise UsageError(
+                f"{folder.root} was begun by a worker that is gone", "`proctor status` on the experiment closes it"
+            )
+        return Worker(folder, spec, clock or SystemClock()).run(parent)
+
+
+class Worker:
+    """The stages of one run."""
+
+    def __init__(self, folder: RunFolder, spec: RunSpec, clock: Clock) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.clock = clock
+        self.task: Task = get_task(spec.task)
+        self.budget = BudgetClock(spec.budget_s, clock)
+        self.events = EventLog(folder.events, clock, self.budget)
+        self.facts = Facts()
+        self.log = ScoreLog(folder.scores)
+        self._stopping = threading.Event()
+        self._supervisor: Supervisor | None = None
+        self._phase = "preparing"
+
+    def run(self, parent: int | None) -> Result:
+        """Every stage, and a result whatever happens in them."""
+        self.events.write("worker_started", pid=os.getpid())
+        with self._stop_on_signals(parent), ExitStack() as stack:
+            try:
+                self._sit(stack)
+            except FAULTS as error:
+                known = isinstance(error, ProctorError)
+                text = str(error) if known else f"{type(error).__name__}: {error}"
+                self.facts.reason = text
+                self.facts.ended = Ended.INFRASTRUCTURE
+                self.events.write("infrastructure_failure", error=text)
+            self.facts.take_clock(self.budget)
+            result = build_result(self.spec, self.task, self.facts, self.log.entries)
+            self._live("done")
+            self.events.write("result", ended=result.ended.value, valid=result.valid, raw_score=result.raw_score)
+            self.folder.write_result(result)
+        shutil.rmtree(self.folder.scratch, ignore_errors=True)
+        return result
+
+    def _sit(self, stack: ExitStack) -> None:
+        """The exam itself."""
+        spec, task, folder = self.spec, self.task, self.folder
+        kind = get_kind(spec.box)
+        lease = stack.enter_context(self._lease())
+        python = runtime_of(spec.python or default_python()).python
+        self._describe(kind, lease, python)
+        assets = prepare_assets(task, spec.tier, Protocol(spec.protocol), spec.data_seed)
+        self.facts.data = {"seed": assets.seed_label, "digest": assets.digest}
+        self._stop_if_asked()
+        room = Room(
+            kind=kind,
+            python=python,
+            devices=tuple(device_nodes(lease.gpus)),
+            env={**task.box_env(spec.tier, spec.device), **visible_env(lease.gpus)},
+            hidden=hidden_paths(folder),
+        )
+        paths = kind.paths(folder.root)
+        prompt = standard_prompt(spec, task, paths.workspace, paths.data)
+        launch = get_agent(spec.agent.name).launch(Sitting(spec, task, paths, prompt, python))
+        pool = self._pool(room, assets)
+        stack.callback(pool.close)
+        agent_files = lay_out(folder, spec, task, launch, prompt)
+        inputs = inodes_under(assets.public, assets.private, folder.scratch / "locked")
+        service = ScoringService(
+            spec,
+            task,
+            assets,
+            pool,
+            Snapshots(folder.workspace, folder.snapshots, task.artefact, inputs),
+            self.log,
+            self.budget,
+            self.clock,
+            self.events,
+            partial(drain, lease.uuids, DRAIN_TIMEOUT_S),
+            lease.uuids,
+            python,
+        )
+        self.events.write("warming")
+        pool.fill(wait=True)
+        self._stop_if_asked()
+        silent = SilentSnapshots(service, self.budget, spec.silent_snapshots, folder.silent, self.events)
+        box = partial(agent_box, folder, spec, task, assets, room, launch, agent_files)
+        self._agent(lease, service, silent, launch, box)
+        self._close(service, silent)
+
+    def _lease(self) -> Lease:
+        if not self.spec.gpus:
+            return acquire(0, timeout_s=0.0, clock=self.clock, run_id=self.spec.run_id)
+        self._live("waiting for a GPU")
+        return acquire(self.spec.gpus, timeout_s=LEASE_TIMEOUT_S, clock=self.clock, run_id=self.spec.run_id)
+
+    def _describe(self, kind: BoxKind, lease: Lease, python: str) -> None:
+        """Probe what is enforced here, and write down on what the run takes place."""
+        able = kind.capabilities()
+        if not able.usable:
+            raise InfrastructureError(
+                f"the box {kind.name} cannot be used on this machine: {'; '.join(able.problems)}",
+                "`proctor doctor` says what to do",
+            )
+        self.facts.enforced = able.enforced
+        self.facts.hardware = hardware(lease.gpus)
+        self.facts.versions = versions(python)
+        self.events.write("enforced", box=kind.name, isolated=able.isolated, **able.enforced.model_dump())
+        if not able.isolated:
+            evidence = "the run took place outside of any box: hidden answers, host and network were open to the agent"
+            self.facts.findings.append(Finding(rule="no_box", severity="warning", evidence=evidence))
+
+    def _pool(self, room: Room, assets: Assets) -> CandidatePool:
+        setup = CandidateSetup(
+            kind=room.kind,
+            candidate=tuple(self.task.folder / name for name in self.task.candidate_files),
+            public=assets.public,
+            python=room.python,
+            env={"LANG": "C.UTF-8", "PROCTOR_TIER": self.spec.tier, "PROCTOR_DATA": "/data", **room.env},
+            devices=room.devices,
+            hidden=room.hidden,
+            limits=self.spec.limits,
+            root=self.folder.scratch / "candidates",
+        )
+        return CandidatePool(setup, self.task.policy.warm)
+
+    def _agent(
+        self,
+        lease: Lease,
+        service: ScoringService,
+        silent: SilentSnapshots,
+        launch: Launch,
+        box_spec: Callable[[], BoxSpec],
+    ) -> None:
+        """Start the agent, keep its clock, end it."""
+        spec, folder = self.spec, self.folder
+        warnings: list[str] = []
+        broker = Broker(
+            folder.socket, self.task, service, self.budget, self.events, self._submitted, lambda: list(warnings)
+        )
+        sampler = UtilisationSampler(lease.uuids)
+        try:
+            box = get_kind(spec.box).start(box_spec())
+            self.budget.start()
+            self.facts.started_at = self.clock.now()
+            self.events.write("agent_started", argv=list(launch.argv)[:20])
+            service.attach(box)
+            try:
+                self._supervisor = Supervisor(box, self.budget, self.events, spec.grace_s, self._ticker(lease, sampler))
+                if self._stopping.is_set():
+                    self._supervisor.stop("interrupted")
+                with DiskWatch(
+                    folder.workspace, spec.limits.workspace_bytes, self.events, self._supervisor.limit, warnings
+                ):
+                    sampler.start()
+                    silent.start()
+                    ending = self._supervisor.watch()
+            finally:
+                self._supervisor = None
+                box.kill()
+                self.budget.stop()
+                service.attach_nothing()
+                box.close()
+        finally:
+            broker.close()
+            self.facts.gpu_busy_fraction = sampler.stop().busy_fraction
+            self.facts.calls = broker.calls
+        silent.stop()
+        self.facts.ended, self.facts.exit_code, self.facts.limit = ending.ended, ending.exit_code, ending.limit
+        if not ending.tree_empty:
+            evidence = "processes of the agent were still there after the kill"
+            self.facts.findings.append(Finding(rule="tree_not_empty", severity="warning", evidence=evidence))
+
+    def _submitted(self, note: str) -> None:
+        if self._supervisor is not None:
+            self._supervisor.submit(note)
+
+    def _ticker(self, lease: Lease, sampler: UtilisationSampler) -> Callable[[], None]:
+        """What is done once a second beside the agent: the live file, and a look for strangers on the GPU."""
+        ticks = 0
+
+        def tick() -> None:
+            nonlocal ticks
+            ticks += 1
+            if lease.gpus and ticks % FOREIGN_EVERY_TICKS == 0:
+                for stranger in lease.foreign(_own_processes):
+                    finding = Finding(rule="foreign_gpu_process", severity="warning", evidence=str(stranger))
+                    if finding not in self.facts.findings:
+                        self.facts.findings.append(finding)
+                        self.events.write("foreign_gpu_process", process=str(stranger))
+            self._live("running", sampler.so_far().busy_fraction)
+
+        return tick
+
+    def _close(self, service: ScoringService, silent: SilentSnapshots) -> None:
+        """Final scoring, sealing, the hidden curve, and the thinning of what was kept."""
+        self._live("sealing")
+        service.wait_idle()
+        self.facts.take_clock(self.budget)
+        sealer = Sealer(
+            self.spec, self.task, service, self.folder.snapshots, self.events, self.facts.used_s or self.spec.budget_s
+        )
+        nothing_left = sealer.final()
+        self.facts.sealed = sealer.seal(nothing_left)
+        self._live("scoring the curve")
+        sealer.curve(silent.taken, self._stopping.is_set)
+        chosen = self.facts.sealed.chosen
+        keep = {str(chosen.artefact)} if chosen else set()
+        dropped = thin(service.snapshots, self.log.entries, self.task, keep)
+        self.events.write("thinned", dropped=dropped)
+
+    def _live(self, phase: str, gpu_busy: float | None = None) -> None:
+        """The small file that displays read; losing it loses nothing."""
+        self._phase = phase
+        best = counting(self.log.entries, self.task.metric.direction, self.task.aggregation)
+        live = {
+            "phase": phase,
+            "at": self.clock.now().isoformat(),
+            "elapsed_s": round(self.budget.elapsed(), 1),
+            "remaining_s": round(self.budget.remaining(), 1),
+            "best": best.score if best else None,
+            "scorings": sum(1 for e in self.log.entries if e.origin == "agent"),
+            "gpu_busy": gpu_busy,
+        }
+        with suppress(OSError):
+            write_json(self.folder.live, live, sync=False)
+
+    def _stop_if_asked(self) -> None:
+        if self._stopping.is_set():
+            raise InfrastructureError("the run was stopped before the agent started")
+
+    @contextmanager
+    def _stop_on_signals(self, parent: int | None) -> Iterator[None]:
+        """SIGTERM and SIGINT, or the loss of the parent, end the run cleanly: what was earned is scored and kept."""
+
+        def stop(reason: str) -> None:
+            self._stopping.set()
+            if self._supervisor is not None:
+                self._supervisor.stop(reason)
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            stop(signal.Signals(number).name)
+
+        main = threading.current_thread() is threading.main_thread()
+        before = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)} if main else {}
+        done = threading.Event()
+
+        def watch_parent() -> None:
+            while not done.wait(PARENT_POLL_S):
+                if os.getppid() != parent:
+                    stop("the process that started this run is gone")
+                    return
+
+        if parent is not None:
+            threading.Thread(target=watch_parent, name="parent", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _own_processes() -> set[int]:
+    """This worker and everything it started."""
+    return {os.getpid(), *descendants(os.getpid())}
