@@ -120,9 +120,7 @@ class Memory:
         total = size * len(handles)
         address = ctypes.c_ulonglong()
         zero = ctypes.c_ulonglong(0)
-        self._call(
-            "cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(total), ctypes.c_size_t(0), zero, zero
-        )
+        self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(total), ctypes.c_size_t(0), zero, zero)
         for i, handle in enumerate(handles):
             self._call(
                 "cuMemMap",
