@@ -44,8 +44,8 @@ def test_the_tightest_quota_of_a_version_2_group_and_its_parents_counts(tmp_path
         {
             "self": "0::/a/b",
             "fs/cpu.max": "max 100000",
-            "fs/a/cpu.max": "50000 100000",
-            "fs/a/b/cpu.max": "70000 100000",
+            "fs/a/cpu.max": "70000 100000",
+            "fs/a/b/cpu.max": "50000 100000",
             "fs/a/memory.max": "4096",
             "fs/a/b/memory.max": "max",
         },

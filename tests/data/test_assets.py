@@ -152,14 +152,19 @@ def test_files_are_read_only_and_private_is_for_the_owner(build: Builds) -> None
     assert {mode for p, mode in modes.items() if p.is_file() and p.name != "manifest.json"} == {0o444}
 
 
-@pytest.mark.parametrize("harm", ["truncate", "same size", "delete", "add", "manifest", "symlink"])
+@pytest.mark.parametrize(
+    "harm", ["truncate", "truncate, same time", "same size", "delete", "add", "manifest", "symlink"]
+)
 def test_a_harmed_entry_is_noticed_and_built_again(build: Builds, harm: str) -> None:
     built = build()
     victim = built.private / "y.npy"
     victim.chmod(0o644)
     content = victim.read_bytes()
-    if harm == "truncate":
+    facts = victim.stat()
+    if harm.startswith("truncate"):
         os.truncate(victim, 40)
+        if "same time" in harm:
+            os.utime(victim, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     elif harm == "same size":
         victim.write_bytes(content[:-1] + b"!")
     elif harm == "delete":
