@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -89,6 +91,9 @@ def plan(order: Order, now: datetime) -> Experiment:
     if order.repeats < 1:
         raise UsageError(f"--repeats is {order.repeats}", "give 1 or more")
     resolve_seed(order.data_seed)
+    if order.data_seed == "fresh":
+        # One secret seed for the whole experiment, so that its runs compare and its artefacts can be scored again.
+        order = replace(order, data_seed=str(secrets.randbits(62)))
     get_kind(order.box)
     for task in tasks:
         _check_tier(task, order)
@@ -168,7 +173,7 @@ def _slug(label: str) -> str:
     if plain == label:
         return plain
     # Different labels must not share a folder because they differ only in what was replaced.
-    return f"{plain[-40:]}-{sum(label.encode()) % 4096:03x}"
+    return f"{plain[-40:]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
 
 
 def _create(folder: Path, specs: list[RunSpec], now: datetime) -> None:
@@ -195,8 +200,6 @@ def open_experiment(folder: Path) -> Experiment:
     Raises:
         UsageError: It is none.
     """
-    import json
-
     try:
         data = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
         names = [str(name) for name in data["runs"]]

@@ -111,11 +111,12 @@ class Worker:
         """The exam itself."""
         spec, task, folder = self.spec, self.task, self.folder
         kind = get_kind(spec.box)
-        lease = stack.enter_context(self._lease())
         python = runtime_of(spec.python or default_python()).python
-        self._describe(kind, lease, python)
+        # Data before the lease: building it may take minutes, in which the GPU would wait for nobody.
         assets = prepare_assets(task, spec.tier, Protocol(spec.protocol), spec.data_seed)
         self.facts.data = {"seed": assets.seed_label, "digest": assets.digest}
+        lease = stack.enter_context(self._lease())
+        self._describe(kind, lease, python)
         self._stop_if_asked()
         room = Room(
             kind=kind,
@@ -248,14 +249,28 @@ class Worker:
             nonlocal ticks
             ticks += 1
             if lease.gpus and ticks % FOREIGN_EVERY_TICKS == 0:
-                for stranger in lease.foreign(_own_processes):
-                    finding = Finding(rule="foreign_gpu_process", severity="warning", evidence=str(stranger))
-                    if finding not in self.facts.findings:
-                        self.facts.findings.append(finding)
-                        self.events.write("foreign_gpu_process", process=str(stranger))
+                self._look_for_strangers(lease)
             self._live("running", sampler.so_far().busy_fraction)
 
         return tick
+
+    def _look_for_strangers(self, lease: Lease) -> None:
+        """Note who else computes on the leased GPUs. In a container the driver may name host pids, which nobody here
+        can attribute: those are noted, not held against the run."""
+        try:
+            strangers = lease.foreign(_own_processes)
+        except InfrastructureError as error:
+            self.events.write("gpu_not_readable", error=error.message)
+            return
+        for stranger in strangers:
+            finding = Finding(
+                rule="foreign_gpu_process",
+                severity="warning" if stranger.name else "note",
+                evidence=str(stranger),
+            )
+            if finding not in self.facts.findings:
+                self.facts.findings.append(finding)
+                self.events.write("foreign_gpu_process", process=str(stranger))
 
     def _close(self, service: ScoringService, silent: SilentSnapshots) -> None:
         """Final scoring, sealing, the hidden curve, and the thinning of what was kept."""
