@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ def to_json(value: Any) -> str:
 def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new, never a part; on disk if `sync`."""
     raw = data.encode() if isinstance(data, str) else data
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the user's umask
     try:
         with os.fdopen(fd, "wb") as stream:
             stream.write(raw)
@@ -31,7 +32,7 @@ def write_atomic(path: Path, data: str | bytes, *, sync: bool = True) -> None:
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

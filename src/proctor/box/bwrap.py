@@ -337,5 +337,3 @@ def _probe() -> Capabilities:
         ),
         problems=tuple(problems),
     )
-
-

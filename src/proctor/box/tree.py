@@ -89,7 +89,7 @@ class ProcessTree:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill everything at once: the group if there is one, and the first process, which takes its namespace along."""
+        """Kill everything at once: the group if there is one, and the first process with its whole namespace."""
         if self._group:
             self._group.kill()
         with suppress(ProcessLookupError, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,7 +13,7 @@ from proctor.errors import InfrastructureError, ProctorError, UsageError
 
 # What Typer raises for a wrong option or a missing argument: the root of its parameter errors, whichever click it
 # carries.
-UsageFault = typer.BadParameter.__mro__[2]
+UsageFault: Any = typer.BadParameter.__mro__[2]
 EXIT_USAGE = 1
 EXIT_INFRASTRUCTURE = 2
 EXIT_INTERRUPTED = 130

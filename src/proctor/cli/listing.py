@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from proctor.agents.registry import all_agents
 from proctor.cli import app
@@ -15,7 +16,7 @@ from proctor.data.assets import data_state
 from proctor.jsonio import to_json
 from proctor.run.prompt import minutes
 from proctor.tasks.base import Task
-from proctor.tasks.registry import all_tasks
+from proctor.tasks.registry import all_tasks, broken_tasks
 
 
 def describe(task: Task) -> dict[str, Any]:
@@ -59,6 +60,8 @@ def tasks_command(as_json: Annotated[bool, typer.Option("--json", help="Print a 
             *(_tier(tiers[name]) if name in tiers else "" for name in ("mini", "full")),
         )
     Console().print(table)
+    for name, why in broken_tasks().items():
+        Console(stderr=True).print(f"{name}: {why}", style="red", markup=False, highlight=False)
 
 
 def _number(value: float | None) -> str:
@@ -93,5 +96,5 @@ def agents_command(as_json: Annotated[bool, typer.Option("--json", help="Print a
     for row in found:
         usable = "yes" if row["installed"] else "no"
         cells = (row["name"], row["kind"], row["version"] or "", usable, row["needs"], row["summary"])
-        table.add_row(*map(str, cells))
+        table.add_row(*(Text(str(cell)) for cell in cells))
     Console().print(table)

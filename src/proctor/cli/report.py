@@ -19,7 +19,7 @@ from proctor.run.recover import close_dead
 @app.command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(help="Experiment folders.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; the format by its ending.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write (.html, .md, ...).")] = None,
     form: Annotated[str | None, typer.Option("--format", help="html, md, csv or json.")] = None,
 ) -> None:
     """Report on one or more experiments."""

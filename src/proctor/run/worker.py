@@ -33,7 +33,7 @@ from proctor.run.prompt import standard_prompt
 from proctor.run.result import Facts, build_result
 from proctor.run.seal import Sealer, thin
 from proctor.run.supervise import DiskWatch, SilentSnapshots, Supervisor
-from proctor.run.workspace import Room, agent_box, hidden_paths, lay_out
+from proctor.run.workspace import Room, agent_box, check_gpu, hidden_paths, lay_out
 from proctor.scoring.broker import Broker
 from proctor.scoring.pool import CandidatePool, CandidateSetup
 from proctor.scoring.scorelog import ScoreLog, counting
@@ -105,6 +105,8 @@ class Worker:
             self.events.write("result", ended=result.ended.value, valid=result.valid, raw_score=result.raw_score)
             self.folder.write_result(result)
         shutil.rmtree(self.folder.scratch, ignore_errors=True)
+        self.folder.socket.unlink(missing_ok=True)
+        self.folder.live.unlink(missing_ok=True)
         return result
 
     def _sit(self, stack: ExitStack) -> None:
@@ -147,6 +149,8 @@ class Worker:
             python,
         )
         self.events.write("warming")
+        if lease.gpus:
+            check_gpu(room, folder, len(lease.gpus))
         pool.fill(wait=True)
         self._stop_if_asked()
         silent = SilentSnapshots(service, self.budget, spec.silent_snapshots, folder.silent, self.events)
@@ -168,10 +172,11 @@ class Worker:
                 f"the box {kind.name} cannot be used on this machine: {'; '.join(able.problems)}",
                 "`proctor doctor` says what to do",
             )
-        self.facts.enforced = able.enforced
+        no_gpu = {} if lease.gpus else {"gpu": "no GPU in the box" if able.isolated else None}
+        self.facts.enforced = able.enforced.model_copy(update=no_gpu)
         self.facts.hardware = hardware(lease.gpus)
         self.facts.versions = versions(python)
-        self.events.write("enforced", box=kind.name, isolated=able.isolated, **able.enforced.model_dump())
+        self.events.write("enforced", box=kind.name, isolated=able.isolated, **self.facts.enforced.model_dump())
         if not able.isolated:
             evidence = "the run took place outside of any box: hidden answers, host and network were open to the agent"
             self.facts.findings.append(Finding(rule="no_box", severity="warning", evidence=evidence))

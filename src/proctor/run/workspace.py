@@ -10,13 +10,14 @@ from pathlib import Path, PurePosixPath
 from proctor.agents.base import Launch
 from proctor.box.base import Bind, BoxKind, BoxPaths, BoxSpec
 from proctor.data.assets import Assets, cache_root
-from proctor.errors import UsageError
+from proctor.errors import InfrastructureError, UsageError
 from proctor.inbox import BIN
 from proctor.run.folder import RunFolder
 from proctor.spec import Protocol, RunSpec
 from proctor.tasks.base import Task
 
 RESERVED = ("PROMPT.md", "program.md")
+GPU_CHECK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,47 @@ def agent_box(
         limits=spec.limits,
         stdin=launch.stdin,
     )
+
+
+GPU_CHECK = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count = ctypes.c_int(-1)
+code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+print(f"{code} {count.value}")
+"""
+
+
+def check_gpu(room: Room, folder: RunFolder, count: int) -> None:
+    """See that the leased GPUs, and no others, can be used inside a box, before any budget is spent.
+
+    Raises:
+        InfrastructureError: They cannot.
+    """
+    out, err = folder.scratch / "gpu.out", folder.scratch / "gpu.err"
+    spec = BoxSpec(
+        name="gpu-check",
+        argv=(room.python, "-I", "-c", GPU_CHECK),
+        cwd="/tmp",
+        env={"PATH": "/usr/bin:/bin", **room.env},
+        binds=(),
+        stdout=out,
+        stderr=err,
+        python=room.python,
+        hidden=room.hidden,
+        devices=room.devices,
+    )
+    box = room.kind.start(spec)
+    box.wait(GPU_CHECK_TIMEOUT_S)
+    box.close()
+    said = out.read_text(errors="replace").strip()
+    if said != f"0 {count}":
+        tail = err.read_text(errors="replace").strip()[-300:]
+        raise InfrastructureError(
+            f"inside a box CUDA answers {said or 'nothing'!r} where '0 {count}' (no error, {count} GPUs) was expected"
+            + (f": {tail}" if tail else ""),
+            "`proctor doctor` shows the devices; is the driver's library in a system folder (ldconfig -p | grep cuda)?",
+        )
 
 
 def hidden_paths(folder: RunFolder) -> tuple[Path, ...]:

@@ -87,18 +87,28 @@ class CandidatePool:
 
     def fill(self, *, wait: bool = False) -> None:
         """Start boxes until enough are waiting; with `wait`, return when they have imported the runtime."""
-        while True:
-            with self._lock:
-                if self._closed or len(self._waiting) >= self._wanted:
-                    break
-                number = self._count
-                self._count += 1
+        while (number := self._next_missing()) is not None:
             started = self._start(number)
-            with self._lock:
-                self._waiting.append(started)
+            if not self._keep(started):
+                self._discard(started)
         if wait:
             for warm in list(self._waiting):
                 self._await(warm)
+
+    def _next_missing(self) -> int | None:
+        """A number for one more box, or None if enough are waiting or the pool is closed."""
+        with self._lock:
+            if self._closed or len(self._waiting) >= self._wanted:
+                return None
+            self._count += 1
+            return self._count
+
+    def _keep(self, warm: _Warm) -> bool:
+        """Let a box wait for its submission; False if the pool was closed in the meantime."""
+        with self._lock:
+            if not self._closed:
+                self._waiting.append(warm)
+            return not self._closed
 
     def _start(self, number: int) -> _Warm:
         setup = self._setup
@@ -161,8 +171,8 @@ class CandidatePool:
             warm = self._waiting.pop(0) if self._waiting else None
         if warm is None:
             with self._lock:
-                number = self._count
                 self._count += 1
+                number = self._count
             warm = self._start(number)
         with self._lock:
             self._in_use.append(warm)

@@ -15,7 +15,7 @@ import numpy as np
 from proctor.box.base import Box
 from proctor.clock import BudgetClock, Clock
 from proctor.data.assets import Assets
-from proctor.errors import InvalidSubmission, ProctorError
+from proctor.errors import InfrastructureError, InvalidSubmission, ProctorError
 from proctor.events import EventLog
 from proctor.scoring.link import CandidateLink
 from proctor.scoring.pool import CandidatePool
@@ -97,6 +97,7 @@ class ScoringService:
         self._one_at_a_time = threading.Lock()
         self._freezing = threading.RLock()
         self._box: Box | None = None
+        self._refill: threading.Thread | None = None
 
     def attach(self, box: Box) -> None:
         """The agent's box, which is frozen for snapshots from now on."""
@@ -303,7 +304,21 @@ class ScoringService:
         if origin == "agent":
             self._budget.book("scoring", seconds)
             self._budget.book("frozen", frozen_s)
-        return self.log.append(filled)
+        recorded = self.log.append(filled)
+        self._warm_again()
+        return recorded
+
+    def _warm_again(self) -> None:
+        """Start boxes for the next scoring while the agent works (or while a host-side metric is computed)."""
+        if self._refill is None or not self._refill.is_alive():
+            self._refill = threading.Thread(target=self._fill, name="refill", daemon=True)
+            self._refill.start()
+
+    def _fill(self) -> None:
+        try:
+            self._pool.fill()
+        except InfrastructureError as error:
+            self._events.write("refill_failed", error=error.message)
 
 
 def snapshot_folder(run: Path, entry: ScoreEntry) -> Path | None:

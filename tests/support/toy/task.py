@@ -1,0 +1,60 @@
+"""A task small enough for tests of the harness: guess the slope of a line. Needs no torch; scores in milliseconds.
+
+The submission is `answer.json` {"slope": a} or `solve.py` with `predict(x)`. Raw score: mean absolute error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from proctor.spec import Direction, Metric, Tier
+from proctor.tasks.base import (
+    ArraySpec,
+    ArtefactRule,
+    Calibration,
+    Evaluation,
+    EvaluationContext,
+    PrepareRequest,
+    ScorePolicy,
+    Task,
+)
+
+
+class Toy(Task):
+    id = "toy"
+    suite = "tests"
+    title = "Guess the slope"
+    metric = Metric(name="MAE", direction=Direction.LOWER, low=0.0)
+    tiers = {"mini": Tier(name="mini", budget_s=30.0), "full": Tier(name="full", budget_s=60.0, gpus=1)}
+    artefact = ArtefactRule(targets=("answer.json", "solve.py", "checkpoints/*.json"))
+    policy = ScorePolicy(timeout_s=20.0)
+    locked = ("locked.txt",)
+    start_command = ("sh", "start.sh")
+    reference_command = ("sh", "start.sh")
+    calibrations = {"mini": Calibration(start=1.0, reference=0.1, source="by construction")}
+
+    def prepare(self, request: PrepareRequest) -> None:
+        rng = np.random.default_rng(request.seed)
+        slope = float(rng.uniform(2.0, 3.0))
+        for split, folder in (("train", request.public), ("visible", request.private), ("hidden", request.private)):
+            x = rng.normal(size=64).astype("float32")
+            np.savez(folder / f"{split}.npz", x=x, y=(slope * x).astype("float32"))
+        (request.private / "secret.txt").write_text(f"CANARY-{slope}\n")
+
+    def evaluate(self, context: EvaluationContext) -> Evaluation:
+        data = np.load(context.private / f"{context.split}.npz")
+        with context.open() as candidate:
+            candidate.call("load", meta={"target": context.target}, timeout_s=10.0)
+            reply = candidate.call("predict", {"x": data["x"]}, expect={"y": ArraySpec(data["y"].shape)}, timeout_s=5.0)
+        return Evaluation(float(np.abs(reply.arrays["y"].astype("float64") - data["y"]).mean()), "scored")
+
+
+class ToyTimed(Toy):
+    """The same, frozen while it is scored."""
+
+    id = "toy_timed"
+    policy = ScorePolicy(timeout_s=20.0, freeze_while_scoring=True)
+
+
+TASK = Toy()
+TIMED = ToyTimed()
