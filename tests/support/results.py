@@ -35,7 +35,15 @@ INJECTION = '<script>window.pwned=1</script><img src="http://outside.invalid/x" 
 TUNER = AgentSpec(name="tuner", version="0.1.0")
 RIVAL = AgentSpec(name="command", argument=f"Ångström-агент 🦊 {INJECTION} | *star* [red]x[/red] </svg>", version="2")
 
-HARDWARE = {"host": "bench-1", "cpu": "AMD EPYC 9654", "cores": 16, "memory_bytes": 137438953472, "gpus": ["H200"]}
+HARDWARE = {
+    "cpu": "AMD EPYC 9654 96-Core Processor",
+    "cores": 16,
+    "memory_bytes": 137438953472,
+    "kernel": "Linux 6.8.0",
+    "python": "3.11.7",
+    "gpus": [{"name": "NVIDIA H200", "memory_bytes": 150754820096}],
+    "driver": "580.65.06",
+}
 ENFORCED = Enforced(
     network="own network namespace, no route out",
     filesystem="bind mounts, workspace only",
@@ -182,13 +190,16 @@ def score_log(exam: Exam, seed: str, began: datetime, *, calls: int = 14, skill:
             log.add(t, None, note="first try" if i == 0 else "")
         else:
             log.add(t, round(at(t) + rng.gauss(0, 2.5) * exam.noise * abs(span), 4), note=f"variant {i}")
-    best = max((e.score for e in log.entries if e.score is not None), key=lambda s: (s - exam.start) / span)
+    scored = [e for e in log.entries if e.score is not None]
+    best = max(scored, key=lambda e: ((e.score or 0.0) - exam.start) / span)
+    assert best.score is not None
     for part in range(1, 13):
         t = exam.budget_s * part / 13
         hidden = at(t) - 2 * exam.noise * span + rng.gauss(0, 0.3) * exam.noise * abs(span)
         log.add(t, round(hidden, 4), origin="silent", split="hidden")
-    sealed = round(best - 1.5 * exam.noise * span, 4)
-    log.add(exam.budget_s * 0.985, sealed, origin="seal", split="hidden")
+    sealed = round(best.score - 1.5 * exam.noise * span, 4)
+    kept = {"artefact": best.artefact, "sha256": best.sha256}
+    log.add(best.elapsed_s, sealed, origin="seal", split="hidden", **kept)
     return log.entries
 
 

@@ -18,7 +18,11 @@ from proctor.stats import best_so_far, budget_curve, score_at_k, score_points
 
 MAX_MARKS = 250
 """Markers drawn per run; an agent may have asked for thousands of scores."""
-UNITS = ((120.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (math.inf, 3600.0, "hours"))
+UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (math.inf, 3600.0, "hours"))
+TIME_STEPS = (0.5, 1, 2, 5, 10, 15, 20, 30, 60)
+"""Steps between time ticks, in the axis's unit: parts of a minute or an hour that people read at sight."""
+BAND = 16
+"""Height of the band under the scores, for scorings that gave none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,10 @@ class Frame:
     def time_axis(self, count: int) -> tuple[list[tuple[float, str]], str]:
         """Tick positions in seconds with their labels, and the unit's name."""
         _, unit, name = next(row for row in UNITS if self.seconds <= row[0])
-        return [(tick * unit, f"{tick:g}") for tick in nice_ticks(0, self.seconds / unit, count)], name
+        most = self.seconds / unit
+        step = next((step for step in TIME_STEPS if most / step <= count), None)
+        ticks = [i * step for i in range(int(most / step) + 1)] if step else nice_ticks(0, most, count)
+        return [(tick * unit, f"{tick:g}") for tick in ticks], name
 
 
 def frame_of(exam: Exam) -> Frame | None:
@@ -61,7 +68,7 @@ def frame_of(exam: Exam) -> Frame | None:
 def run_figure(exam: Exam, record: RunRecord, frame: Frame) -> Markup:
     """Score over time of one run: visible scorings, best so far, the hidden curve, the seal, start and reference."""
     label = f"Score over time of run {record.spec.run_id}"
-    plot = _plot(exam, frame, 400, 232, label, 4)
+    plot = _plot(exam, frame, 300, 220, label, 5)
     visible = [entry for entry in record.scores if entry.split == "visible"]
     hidden = sorted(
         (e for e in record.scores if e.split == "hidden" and e.origin == "silent" and e.score is not None),
@@ -88,7 +95,8 @@ def run_figure(exam: Exam, record: RunRecord, frame: Frame) -> Markup:
 def exam_figure(exam: Exam, frame: Frame, colours: Mapping[str, int], width: int) -> Markup | None:
     """All runs of an exam: best visible score so far of each run, its mean per agent, and the seals.
 
-    None as long as the direction of the metric is not known.
+    The mean goes over scored runs only, and starts where all of them have a score: a mean over changing sets of runs
+    would jump. None as long as the direction of the metric is not known.
     """
     if exam.direction is None:
         return None
@@ -103,16 +111,15 @@ def exam_figure(exam: Exam, frame: Frame, colours: Mapping[str, int], width: int
         for record, log in zip(cell.records, logs, strict=True):
             pixels = [(plot.x(t), plot.y.clamp(s)) for t, s in best_so_far(log, exam.direction)]
             end = plot.x(min(_used(record), frame.seconds))
-            plot.svg.steps(pixels, end, f"{css} thin", f"{_agent(cell)}, repeat {record.spec.repeat}")
-        curve = budget_curve(logs, grid, exam.direction)
-        # A mean over changing sets of runs would jump: it starts where every run that ever scores has scored.
-        full = max(curve.n)
-        mean = [
-            (plot.x(t), plot.y.clamp(m))
-            for t, m, n in zip(curve.times, curve.mean, curve.n, strict=True)
-            if m is not None and n == full > 1
-        ]
-        plot.svg.steps(mean, plot.x(exam.key.budget_s), f"{css} mean", f"{_agent(cell)}: mean of {count(full, 'run')}")
+            title = f"{_agent(cell)}, repeat {record.spec.repeat}: {record.outcome.value}"
+            plot.svg.steps(pixels, end, f"{css} thin{'' if record.score is not None else ' lost'}", title)
+        counted = [log for record, log in zip(cell.records, logs, strict=True) if record.score is not None]
+        if len(counted) > 1:
+            curve = budget_curve(counted, grid, exam.direction)
+            rows = zip(curve.times, curve.mean, curve.n, strict=True)
+            mean = [(plot.x(t), plot.y.clamp(m)) for t, m, n in rows if m is not None and n == len(counted)]
+            title = f"{_agent(cell)}: mean of {count(len(counted), 'scored run')}"
+            plot.svg.steps(mean, plot.x(exam.key.budget_s), f"{css} mean", title)
         for record in cell.records:
             for entry in record.scores:
                 if entry.origin == "seal" and entry.score is not None:
@@ -148,10 +155,10 @@ def strip(exam: Exam, cell: Cell, colours: Mapping[str, int]) -> Markup | None:
 
 
 def best_of_k_figure(rows: Sequence[Standing], colours: Mapping[str, int]) -> Markup | None:
-    """Expected best normalised score of k attempts, per agent of one suite; None where every k is 1."""
+    """Expected best normalised score of k attempts, per agent of one suite; None where no k is above 2."""
     curves: dict[str, list[float]] = {}
     for row in rows:
-        if row.k is not None and row.k > 1:
+        if row.k is not None and row.k > 2:
             ks = range(1, row.k + 1)
             curves[row.agent] = [
                 math.fsum(score_at_k(s, k) for s in row.per_task.values()) / len(row.per_task) for k in ks
@@ -161,7 +168,7 @@ def best_of_k_figure(rows: Sequence[Standing], colours: Mapping[str, int]) -> Ma
     most = max(map(len, curves.values()))
     highest = max(max(values) for values in curves.values())
     svg = Svg(400, 232, "Expected best normalised score of k attempts", "figure")
-    plot = Plot(svg, Scale(1, most, 48, 384, log=most > 8), Scale(0, max(1.0, highest) * 1.06, 190, 26))
+    plot = Plot(svg, Scale(1, most, 48, 384, log=most > 8), Scale(0, max(1.0, highest) * 1.06, 190, 26), 190)
     ticks = [t for t in plot.x.ticks(6) if t == int(t)]
     plot.axes([(tick, f"{tick:g}") for tick in ticks], "attempts k", "normalised score@k, higher is better")
     plot.svg.line(plot.left, plot.y(1), plot.right, plot.y(1), "ref reference", "reference solution")
@@ -186,35 +193,41 @@ def thinned(entries: Sequence[ScoreEntry], direction: Direction | None, most: in
 
 def _plot(exam: Exam, frame: Frame, width: int, height: int, label: str, x_count: int) -> Plot:
     svg = Svg(width, height, label, "figure")
-    plot = Plot(svg, Scale(0, frame.seconds, 48, width - 12), Scale(frame.low, frame.high, height - 44, 26))
+    base = height - 36
+    y = Scale(frame.low, frame.high, base - BAND, 26)
+    plot = Plot(svg, Scale(0, frame.seconds, 44, width - 8), y, base)
     ticks, unit = frame.time_axis(x_count)
     better = "" if exam.direction is None else f", {exam.direction.value} is better"
     plot.axes(ticks, f"agent's clock, {unit}", f"{exam.metric or 'score'}{better}")
     at = plot.x(exam.key.budget_s)
-    plot.svg.line(at, plot.top - 4, at, plot.bottom, "deadline", f"deadline, {duration(exam.key.budget_s)}")
+    plot.svg.line(at, plot.top - 4, at, plot.base, "deadline", f"deadline, {duration(exam.key.budget_s)}")
     return plot
 
 
 def _references(plot: Plot, exam: Exam) -> None:
-    """Dashed lines at start and reference, labelled at the right end, clear of each other."""
-    shown = [(v, n) for v, n in ((exam.start.value, "start"), (exam.reference.value, "reference")) if v is not None]
-    pixels = [plot.y.clamp(value) for value, _ in shown]
-    close = len(pixels) == 2 and abs(pixels[0] - pixels[1]) < 14
-    for i, ((value, name), at) in enumerate(zip(shown, pixels, strict=True)):
-        plot.svg.line(plot.left, at, plot.right, at, f"ref {name}", f"{name} {number(value)}")
-        below = (close and at >= pixels[1 - i] and (i == 1 or at > pixels[1])) or at - plot.top < 12
-        plot.svg.text(plot.right - 6, at + (12 if below else -4), f"{name} {number(value)}", "ref-label", "end")
+    """Dashed lines at start and reference.
+
+    Scores go from the one to the other, so that the start's line has room for its label late in the run, and the
+    reference's early.
+    """
+    for value, name in ((exam.start.value, "start"), (exam.reference.value, "reference")):
+        if value is None:
+            continue
+        at, text = plot.y.clamp(value), f"{name} {number(value)}"
+        plot.svg.line(plot.left, at, plot.right, at, f"ref {name}", text)
+        x, anchor = (plot.x(exam.key.budget_s) - 7, "end") if name == "start" else (plot.left + 4, "start")
+        plot.svg.text(x, at + (13 if at - plot.top < 14 else -5), text, "ref-label", anchor)
 
 
 def _mark(plot: Plot, entry: ScoreEntry) -> None:
-    """One scoring: a dot, a diamond for the seal, a cross on the base line if there is no score."""
+    """One scoring: a dot, a diamond for the seal, a cross in the band on the base line if there is no score."""
     x = plot.x(min(entry.elapsed_s, plot.x.high))
     css = "seal" if entry.origin == "seal" else "visible"
     if entry.score is None or entry.status != "scored":
-        plot.svg.cross(x, plot.bottom - 7, 3.5, "invalid" if entry.status == "invalid" else "fault", _title(entry))
+        plot.svg.cross(x, plot.base - 7, 3.5, "invalid" if entry.status == "invalid" else "fault", _title(entry))
     elif not plot.y.low <= entry.score <= plot.y.high:
         low = entry.score < plot.y.low
-        y = plot.bottom - 2 if low else plot.top + 2
+        y = plot.y.start - 2 if low else plot.top + 2
         d = f"M{x - 4:.1f} {y - 6 if low else y + 6:.1f}h8l-4 {6 if low else -6}Z"
         plot.svg.add("path", f"{css} off", title=f"{_title(entry)} (beyond the axis)", d=d)
     elif entry.origin == "seal":

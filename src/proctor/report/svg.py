@@ -155,11 +155,16 @@ class Svg:
 
 @dataclass(frozen=True)
 class Plot:
-    """The inner rectangle of a drawing, with its two scales (y grows upwards)."""
+    """The inner rectangle of a drawing, with its two scales (y grows upwards).
+
+    `base` is the pixel of the base line. It lies below the y scale's start if there is to be a band for marks that
+    have no value.
+    """
 
     svg: Svg
     x: Scale
     y: Scale
+    base: float
 
     @property
     def left(self) -> float:
@@ -170,26 +175,22 @@ class Plot:
         return self.x.end
 
     @property
-    def bottom(self) -> float:
-        return self.y.start
-
-    @property
     def top(self) -> float:
         return self.y.end
 
-    def axes(self, x_ticks: Sequence[tuple[float, str]], x_title: str, y_title: str, y_count: int = 4) -> None:
+    def axes(self, x_ticks: Sequence[tuple[float, str]], x_title: str, y_title: str, y_count: int = 5) -> None:
         """Grid lines with labels at round values, a base line, and the titles of both axes."""
         levels = self.y.ticks(y_count)
         for level in levels:
             at = self.y(level)
             self.svg.line(self.left, at, self.right, at, "grid")
             self.svg.text(self.left - 6, at + 3.5, tick_label(level, levels), "tick", "end")
-        self.svg.line(self.left, self.bottom, self.right, self.bottom, "base")
+        self.svg.line(self.left, self.base, self.right, self.base, "base")
         for value, label in x_ticks:
             at = self.x(value)
-            self.svg.line(at, self.bottom, at, self.bottom + 4, "base")
-            self.svg.text(at, self.bottom + 16, label, "tick", "middle")
-        self.svg.text(self.right, self.bottom + 30, x_title, "axis-title", "end")
+            self.svg.line(at, self.base, at, self.base + 4, "base")
+            self.svg.text(at, self.base + 16, label, "tick", "middle")
+        self.svg.text(self.right, self.base + 31, x_title, "axis-title", "end")
         self.svg.text(2, self.top - 10, y_title, "axis-title")
 
 

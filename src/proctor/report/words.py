@@ -118,21 +118,32 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def facts(values: Mapping[str, Any], *, brief: bool = False) -> str:
-    """A flat description of a small mapping (hardware, versions); `brief` keeps what a header has room for."""
+    """A flat description of a result's hardware; `brief` keeps what a heading has room for."""
     parts = []
     for name, value in values.items():
-        if value in (None, "", [], {}) or (brief and name in ("host", "hostname", "driver", "kernel", "platform")):
+        if value in (None, "", [], {}) or (brief and name in ("driver", "kernel", "python")):
             continue
-        if name.endswith("bytes") and isinstance(value, (int, float)):
-            parts.append(f"{name.removesuffix('_bytes').replace('_', ' ')} {value / GIB:.0f} GiB")
-        elif isinstance(value, (list, tuple)):
-            inner = ", ".join(facts(v, brief=brief) if isinstance(v, Mapping) else str(v) for v in value)
-            parts.append(f"{name.replace('_', ' ')} {inner}")
-        elif isinstance(value, Mapping):
-            parts.append(f"{name.replace('_', ' ')} ({facts(value, brief=brief)})")
+        if name == "gpus" and isinstance(value, list):
+            parts.append(_gpus(value))
+        elif name.endswith("_bytes") and isinstance(value, (int, float)):
+            parts.append(f"{value / GIB:.0f} GiB {name.removesuffix('_bytes')}")
+        elif name == "cores":
+            parts.append(f"{value:g} cores" if isinstance(value, (int, float)) else f"{value} cores")
+        elif name == "cpu":
+            parts.append(str(value))
         else:
-            parts.append(f"{name.replace('_', ' ')} {number(value) if isinstance(value, float) else value}")
-    return clean("; ".join(parts))
+            parts.append(f"{name} {value}")
+    return clean(", ".join(parts))
+
+
+def _gpus(gpus: Sequence[Any]) -> str:
+    """`2 × NVIDIA H200 (140 GiB)`."""
+    names = []
+    for gpu in gpus:
+        name = str(gpu.get("name", "GPU")) if isinstance(gpu, Mapping) else str(gpu)
+        size = gpu.get("memory_bytes") if isinstance(gpu, Mapping) else None
+        names.append(f"{name} ({size / GIB:.0f} GiB)" if isinstance(size, (int, float)) else name)
+    return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -1,0 +1,99 @@
+"""The report's opening in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proctor.report.load import RunRecord
+from proctor.report.standings import Standing, headline
+from proctor.report.tables import Exam, findings, outcome_counts
+from proctor.report.words import clean, count, listing, share
+from proctor.stats import Interval, Outcome
+
+SAID = {
+    Outcome.SCORED: ("has a valid score", "have a valid score"),
+    Outcome.INVALID: ("left nothing valid", "left nothing valid"),
+    Outcome.VOIDED: ("lost its score to an integrity finding", "lost their score to an integrity finding"),
+    Outcome.INFRASTRUCTURE: ("was lost to a fault of the machine or of Proctor",) * 2,
+    Outcome.STOPPED: ("was stopped by hand", "were stopped by hand"),
+    Outcome.UNFINISHED: ("has no result yet", "have no result yet"),
+}
+
+
+def summary(records: Sequence[RunRecord], all_exams: Sequence[Exam], rows: Sequence[Standing]) -> list[str]:
+    """The summary, one string a paragraph; agents' names in it are cleaned but not escaped."""
+    counts = outcome_counts(records)
+    agents = {record.agent for record in records}
+    tasks = {(record.spec.suite, record.spec.task) for record in records}
+    said = [f"{n} {SAID[outcome][n != 1]}" for outcome, n in counts.items() if n]
+    planned = f"{count(len(records), 'run')} {'was' if len(records) == 1 else 'were'} planned"
+    first = f"{planned}, on {count(len(tasks), 'task')} with {count(len(agents), 'agent')}: {listing(said)}."
+    paragraphs = [first, *_standing_sentences(rows), _integrity(records)]
+    if warnings := warn(records, all_exams):
+        paragraphs.append(" ".join(warnings))
+    return paragraphs
+
+
+def _standing_sentences(rows: Sequence[Standing]) -> list[str]:
+    """One paragraph per suite: the headline number of each agent with its interval and basis."""
+    groups: dict[tuple[str, str, str], list[Standing]] = {}
+    for row in rows:
+        groups.setdefault((row.suite, row.tier, row.protocol), []).append(row)
+    paragraphs = []
+    for (suite, tier, protocol), group in groups.items():
+        agg = headline(suite) == "agg"
+        name = "Agg, the mean relative gain over the starting solutions," if agg else "the mean normalised score"
+        parts = []
+        for row in group:
+            value, interval, n = (
+                (row.agg, row.agg_interval, row.agg_tasks)
+                if agg
+                else (row.normalised, row.normalised_interval, row.normalised_tasks)
+            )
+            shown = share(value.value, sign=agg) if value.value is not None else f"unknown ({value.why})"
+            parts.append(
+                f"{shown} for {clean(row.agent, 60)} ({span(interval, sign=agg)}{n} of {count(row.n_tasks, 'task')})"
+            )
+        paragraphs.append(f"On {suite} ({tier} tier, {protocol} protocol), {name} is {listing(parts)}.")
+    return paragraphs
+
+
+def span(interval: Interval | None, *, sign: bool = False) -> str:
+    """`95 % interval +0.21 to +0.34, `, or nothing."""
+    if interval is None:
+        return ""
+    low, high = share(interval.low, sign=sign), share(interval.high, sign=sign)
+    return f"{100 * interval.level:.0f} % interval {low} to {high}, "
+
+
+def _integrity(records: Sequence[RunRecord]) -> str:
+    found = findings(records)
+    if not found:
+        return "No integrity rule fired."
+    kinds = [
+        f"{n} {severity}"
+        for severity in ("void", "warning", "note")
+        if (n := sum(r.finding.severity == severity for r in found))
+    ]
+    runs = len({(row.record.spec.experiment, row.record.spec.run_id) for row in found})
+    return f"{count(len(found), 'integrity finding')} ({listing(kinds)}) in {count(runs, 'run')}."
+
+
+def warn(records: Sequence[RunRecord], all_exams: Sequence[Exam]) -> list[str]:
+    """What a reader must know before comparing anything; empty if there is nothing."""
+    warnings = []
+    if unboxed := sum(record.box == "none" for record in records):
+        warnings.append(
+            f"NO BOX: {count(unboxed, 'run')} had no sandbox, and nothing was enforced for {_them(unboxed)}."
+        )
+    if mixed := sum(bool(cell.mixed) for exam in all_exams for cell in exam.cells):
+        warnings.append(
+            f"In {count(mixed, 'cell')} the runs were not held under the same conditions (see the results)."
+        )
+    if odd := sum(bool(record.problems) for record in records):
+        warnings.append(f"In {count(odd, 'run')} the recorded numbers do not agree with one another (see the runs).")
+    return warnings
+
+
+def _them(n: int) -> str:
+    return "it" if n == 1 else "them"
