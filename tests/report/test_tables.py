@@ -9,10 +9,10 @@ from statistics import fmean, stdev
 import pytest
 
 from proctor.errors import ProctorError
-from proctor.report import load
+from proctor.report import load, render
 from proctor.report.standings import standings
 from proctor.report.tables import Cell, enforcement, exams, findings, outcome_counts
-from proctor.spec import Direction, Ended, Finding, Protocol, Result, RunSpec
+from proctor.spec import Direction, Ended, Enforced, Finding, Protocol, Result, RunSpec
 from proctor.stats import Outcome, aggregate, score_at_k
 from tests.support.results import EXAMS, RIVAL, TUNER, a_result, a_spec, an_experiment, write_experiment
 
@@ -179,7 +179,17 @@ def test_findings_are_listed_once_with_void_ones_first(tmp_path: Path) -> None:
 def test_enforcement_is_per_box_with_the_unboxed_first(tmp_path: Path) -> None:
     rows = enforcement(load([an_experiment(tmp_path)]))
     assert [(row.box, row.n_runs) for row in rows] == [("none", 1), ("bwrap", 10)]
-    assert set(rows[0].enforced.model_dump().values()) == {None}
+    assert set(rows[0].held.values()) == {None}
+    assert set(rows[0].held) == set(Enforced.model_fields)
+    assert not rows[0].no_gpu
+
+
+def test_a_run_without_a_gpu_is_not_said_to_lack_a_lease(tmp_path: Path) -> None:
+    result = a_result(enforced=Enforced(network="own network namespace"))
+    records = load([write_experiment(tmp_path, "unit", [(a_spec(gpus=0, device="cpu"), result, ())])])
+    assert render(records, "html").count("no GPU in use") == 1
+    assert render(records, "html").count('class="not"') == 4
+    assert render(records, "md").count("not enforced") == 4
 
 
 def test_notes_do_not_void_anything(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def test_deviation_has_the_decimals_of_the_mean_unless_it_would_vanish() -> None
     assert words.spread(2.2325, 0.20971) == "2.232 ± 0.210"
     assert words.spread(0.8322, 0.0074) == "0.8322 ± 0.0074"
     assert words.spread(2.2325, 0.0004) == "2.232 ± 0.00040"
-    assert words.spread(0.0, 0.5) == "0 ± 0.500"
+    assert words.spread(-0.05588, 0.14267) == "−0.056 ± 0.143"
+    assert words.spread(0.0, 0.5) == "0.000 ± 0.500"
+    assert words.spread(0.0, 0.0) == "0 ± 0"
+    assert words.spread(0.5, 0.0) == "0.5000 ± 0.0000"
     assert words.spread(2.2325, None) == "2.232"
     assert words.spread(None, None) == "—"
 

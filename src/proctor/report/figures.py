@@ -21,7 +21,7 @@ MAX_MARKS = 250
 UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (math.inf, 3600.0, "hours"))
 TIME_STEPS = (0.5, 1, 2, 5, 10, 15, 20, 30, 60)
 """Steps between time ticks, in the axis's unit: parts of a minute or an hour that people read at sight."""
-BAND = 16
+BAND = 18
 """Height of the band under the scores, for scorings that gave none."""
 
 
@@ -60,7 +60,7 @@ def frame_of(exam: Exam) -> Frame | None:
     span = (high - low) or abs(high) or 1.0
     near = [e.score for e in scores if e.score is not None and low - 0.35 * span <= e.score <= high + 0.35 * span]
     low, high = min([low, *near]), max([high, *near])
-    pad = 0.06 * ((high - low) or abs(high) or 1.0)
+    pad = 0.08 * ((high - low) or abs(high) or 1.0)
     latest = max((entry.elapsed_s for record in exam.records for entry in record.scores), default=0.0)
     return Frame(max(exam.key.budget_s, latest) * 1.015, low - pad, high + pad)
 
@@ -207,16 +207,18 @@ def _plot(exam: Exam, frame: Frame, width: int, height: int, label: str, x_count
 def _references(plot: Plot, exam: Exam) -> None:
     """Dashed lines at start and reference.
 
-    Scores go from the one to the other, so that the start's line has room for its label late in the run, and the
-    reference's early.
+    Scores go from the one to the other, so that there is room for the start's label late in the run and on the far
+    side of its line, and for the reference's early.
     """
+    worse_above = exam.direction is Direction.LOWER
     for value, name in ((exam.start.value, "start"), (exam.reference.value, "reference")):
         if value is None:
             continue
         at, text = plot.y.clamp(value), f"{name} {number(value)}"
         plot.svg.line(plot.left, at, plot.right, at, f"ref {name}", text)
         x, anchor = (plot.x(exam.key.budget_s) - 7, "end") if name == "start" else (plot.left + 4, "start")
-        plot.svg.text(x, at + (13 if at - plot.top < 14 else -5), text, "ref-label", anchor)
+        above = worse_above if name == "start" else at - plot.top >= 14
+        plot.svg.text(x, at + (-5 if above else 13), text, "ref-label", anchor)
 
 
 def _mark(plot: Plot, entry: ScoreEntry) -> None:

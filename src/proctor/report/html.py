@@ -22,7 +22,7 @@ from proctor.report.notes import NOTES
 from proctor.report.prose import span, summary, warn
 from proctor.report.runview import run_facts
 from proctor.report.standings import Standing, headline, standings
-from proctor.report.tables import Exam, enforcement, exams, findings, outcome_counts
+from proctor.report.tables import LIMITS, Exam, enforcement, exams, findings, outcome_counts
 
 MAX_LOG_LINES = 120
 """Lines of a score log shown per run; the rest is counted."""
@@ -43,12 +43,13 @@ def to_html(records: Sequence[RunRecord], clock: Clock) -> str:
         "made": words.moment(clock.now()),
         "head": heading(records),
         "counts": outcome_counts(records),
-        "summary": summary(records, all_exams, rows),
+        "summary": summary(records, rows),
         "warnings": warn(records, all_exams),
         "groups": _groups(rows, colours),
         "exams": [_exam_view(exam, colours) for exam in all_exams],
         "findings": findings(records),
         "enforcement": enforcement(records),
+        "limits": LIMITS,
         "records": records,
         "numbers": {(r.spec.experiment, r.spec.run_id): i for i, r in enumerate(records)},
         "colours": colours,

@@ -9,11 +9,10 @@ from proctor import __version__
 from proctor.report.html import heading
 from proctor.report.load import RunRecord
 from proctor.report.notes import NOTES
-from proctor.report.prose import span, summary
+from proctor.report.prose import span, summary, warn
 from proctor.report.standings import Standing, standings
-from proctor.report.tables import Cell, Exam, enforcement, exams, findings
+from proctor.report.tables import LIMITS, Cell, Exam, enforcement, exams, findings
 from proctor.report.words import DASH, Maybe, clean, count, difference, duration, facts, number, percent, share, spread
-from proctor.spec import Enforced
 from proctor.stats import Interval
 
 NO_BOX = "**NO BOX**"
@@ -28,7 +27,8 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
         f"# {escape(head['title'])}: Proctor report",
         f"Runs of {head['date']}; {head['tiers']} tier, {head['protocols']} protocol; {escape(head['hardware'])}; "
         f"Proctor {escape(head['proctor'])}.",
-        *(escape(paragraph) for paragraph in summary(records, all_exams, rows)),
+        *(f"> **{escape(warning)}**" for warning in warn(records, all_exams)),
+        *(escape(paragraph) for paragraph in summary(records, rows)),
         "## Standings",
         _standings(rows),
         *(f"- {escape(row.agent)} leaves out {escape(reason)}" for row in rows for reason in row.left_out),
@@ -140,13 +140,16 @@ def _enforced(records: Sequence[RunRecord]) -> str:
         [
             (NO_BOX if row.box == "none" else escape(row.box))
             + f" ({count(row.n_runs, 'run')}; {escape(facts(row.hardware))})",
-            *(escape(getattr(row.enforced, name) or "not enforced") for name in Enforced.model_fields),
+            *(
+                escape(how) if how else "no GPU in use" if name == "gpu" and row.no_gpu else "not enforced"
+                for name, how in row.held.items()
+            ),
         ]
         for row in enforcement(records)
     ]
     if not rows:
         return f"{DASH} (no run has a result yet)"
-    return table(["Box", *(name.replace("_", " ") for name in Enforced.model_fields)], rows)
+    return table(["Box", *LIMITS.values()], rows)
 
 
 def _runs(records: Sequence[RunRecord]) -> str:

@@ -20,7 +20,11 @@ SAID = {
 }
 
 
-def summary(records: Sequence[RunRecord], all_exams: Sequence[Exam], rows: Sequence[Standing]) -> list[str]:
+MOST_AGENTS = 4
+"""Agents of a suite that the summary names; the rest are in the standings."""
+
+
+def summary(records: Sequence[RunRecord], rows: Sequence[Standing]) -> list[str]:
     """The summary, one string a paragraph; agents' names in it are cleaned but not escaped."""
     counts = outcome_counts(records)
     agents = {record.agent for record in records}
@@ -28,10 +32,7 @@ def summary(records: Sequence[RunRecord], all_exams: Sequence[Exam], rows: Seque
     said = [f"{n} {SAID[outcome][n != 1]}" for outcome, n in counts.items() if n]
     planned = f"{count(len(records), 'run')} {'was' if len(records) == 1 else 'were'} planned"
     first = f"{planned}, on {count(len(tasks), 'task')} with {count(len(agents), 'agent')}: {listing(said)}."
-    paragraphs = [first, *_standing_sentences(rows), _integrity(records)]
-    if warnings := warn(records, all_exams):
-        paragraphs.append(" ".join(warnings))
-    return paragraphs
+    return [first, *_standing_sentences(rows), _integrity(records)]
 
 
 def _standing_sentences(rows: Sequence[Standing]) -> list[str]:
@@ -44,7 +45,7 @@ def _standing_sentences(rows: Sequence[Standing]) -> list[str]:
         agg = headline(suite) == "agg"
         name = "Agg, the mean relative gain over the starting solutions," if agg else "the mean normalised score"
         parts = []
-        for row in group:
+        for row in group[:MOST_AGENTS]:
             value, interval, n = (
                 (row.agg, row.agg_interval, row.agg_tasks)
                 if agg
@@ -54,6 +55,8 @@ def _standing_sentences(rows: Sequence[Standing]) -> list[str]:
             parts.append(
                 f"{shown} for {clean(row.agent, 60)} ({span(interval, sign=agg)}{n} of {count(row.n_tasks, 'task')})"
             )
+        if len(group) > MOST_AGENTS:
+            parts.append(f"lower for {count(len(group) - MOST_AGENTS, 'more agent')} (see the standings)")
         paragraphs.append(f"On {suite} ({tier} tier, {protocol} protocol), {name} is {listing(parts)}.")
     return paragraphs
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from proctor.errors import ProctorError
 from proctor.report.load import RunRecord
 from proctor.report.words import Maybe, facts, listing, number
-from proctor.spec import Direction, Enforced, Finding, Protocol, Result
+from proctor.spec import Direction, Finding, Protocol, Result
 from proctor.stats import CellSummary, Outcome, known, normalise, optimism, relative_gain, summarise
 
 
@@ -247,20 +247,43 @@ def findings(records: Sequence[RunRecord]) -> list[FoundRow]:
     return sorted(rows, key=lambda row: (order.index(row.finding.severity), row.finding.rule))
 
 
+LIMITS = {
+    "network": "Network",
+    "filesystem": "Files",
+    "process_tree": "Processes",
+    "memory": "Memory",
+    "pids": "Number of processes",
+    "gpu": "GPU",
+}
+"""The limits of `Enforced`, as headings."""
+
+
 @dataclass(frozen=True)
 class EnforcementRow:
-    """How limits were held for the runs of one box on one machine."""
+    """How limits were held for the runs of one box on one machine.
+
+    `held` has an entry for each of `LIMITS`: how it was held, or None if it was not. `no_gpu` tells that these runs
+    were given no GPU, so that there was nothing to hold.
+    """
 
     box: str
     hardware: dict[str, Any]
-    enforced: Enforced
+    held: dict[str, str | None]
+    no_gpu: bool
     n_runs: int
 
 
 def enforcement(records: Sequence[RunRecord]) -> list[EnforcementRow]:
     """What was enforced, per box and hardware; runs without a result are not in it, since nothing is recorded."""
-    groups: dict[tuple[str, str, str], list[Result]] = {}
-    for result in (record.result for record in records if record.result is not None):
-        groups.setdefault((result.box, facts(result.hardware), repr(result.enforced)), []).append(result)
-    alike = [groups[key] for key in sorted(groups, key=lambda key: (key[0] != "none", key))]
-    return [EnforcementRow(r[0].box, r[0].hardware, r[0].enforced, len(r)) for r in alike]
+    groups: dict[tuple[str, str, str, bool], list[Result]] = {}
+    for record in records:
+        if record.result is not None:
+            result = record.result
+            key = (result.box, facts(result.hardware), repr(result.enforced), record.spec.gpus == 0)
+            groups.setdefault(key, []).append(result)
+    rows = []
+    for key in sorted(groups, key=lambda key: (key[0] != "none", key)):
+        first = groups[key][0]
+        held = {name: getattr(first.enforced, name) for name in LIMITS}
+        rows.append(EnforcementRow(first.box, first.hardware, held, key[3], len(groups[key])))
+    return rows

@@ -21,10 +21,8 @@ def terminal_table(records: Sequence[RunRecord]) -> RenderableType:
     Agents' names are cleaned of control characters and never read as mark-up.
     """
     all_exams = exams(records)
-    paragraphs = summary(records, all_exams, standings(all_exams))
-    warnings = warn(records, all_exams)
-    parts: list[RenderableType] = [Text(p) for p in paragraphs[: len(paragraphs) - bool(warnings)]]
-    parts += [Text(warning, style="bold white on red") for warning in warnings]
+    parts: list[RenderableType] = [Text(warning, style="bold white on red") for warning in warn(records, all_exams)]
+    parts += [Text(paragraph) for paragraph in summary(records, standings(all_exams))]
     parts += [_table(exam) for exam in all_exams]
     return Group(*parts)
 

@@ -57,12 +57,15 @@ def difference(value: float | None) -> str:
 
 
 def spread(mean: float | None, std: float | None) -> str:
-    """Mean and standard deviation with the same decimals, unless the deviation would vanish."""
+    """Mean and standard deviation with the same decimals: as many as the mean's four digits or the deviation's three
+    need, whichever are fewer. A deviation that would vanish keeps two digits of its own."""
     if mean is None or std is None:
         return number(mean)
-    decimals = max(0, _decimals(mean, 4)) if mean else 3
+    wanted = [_decimals(value, digits) for value, digits in ((mean, 4), (std, 3)) if value]
+    decimals = min(wanted, default=0)
+    sign = MINUS if mean < 0 else ""
     small = 0 < std < 10.0**-decimals
-    return f"{number(mean)} ± {number(std, 2) if small else f'{std:,.{decimals}f}'}"
+    return f"{sign}{abs(mean):,.{decimals}f} ± {number(std, 2) if small else f'{std:,.{decimals}f}'}"
 
 
 def percent(value: float | None) -> str:
