@@ -126,20 +126,24 @@ class Cgroup:
 
 @cache
 def find_base() -> CgroupBase | None:
-    """Where groups can be made on this host, or None. Tries the own group first, then the root of the hierarchy."""
-    for path in _candidates():
-        base = _probe(path)
-        if base is not None:
-            sweep(base)
-            return base
-    return None
+    """Where groups can be made on this host, or None.
+
+    A place whose groups hold memory and process limits beats one that can only freeze and kill; of equals the own
+    group wins, so that what contains this process contains its boxes too.
+    """
+    bases = [base for base in map(_probe, _candidates()) if base is not None]
+    if not bases:
+        return None
+    best = max(bases, key=lambda base: len(base.files))
+    for base in bases:
+        sweep(base)
+    return best
 
 
 def _candidates() -> Iterator[Path]:
     mounts = [Path(line.split()[4]) for line in _lines("/proc/self/mountinfo") if " - cgroup2 " in line]
     own = next((line[3:].rstrip("\n") for line in _lines("/proc/self/cgroup") if line.startswith("0::")), "/")
     found = [(mount / own.lstrip("/"), mount) for mount in mounts]
-    # A group that already holds memory and pids limits is worth more than one that can only freeze and kill.
     for path in dict.fromkeys(path for pair in found for path in pair):
         if path.is_dir() and os.access(path, os.W_OK):
             yield path
@@ -154,11 +158,10 @@ def _lines(path: str) -> list[str]:
 
 def _probe(base: Path) -> CgroupBase | None:
     """Make and remove a group; which of its control files exist and can be written."""
-    with suppress(OSError):
-        available = set((base / "cgroup.controllers").read_text().split())
-        wanted = [f"+{name}" for name in ("memory", "pids") if name in available]
-        if wanted:
-            (base / "cgroup.subtree_control").write_text(" ".join(wanted))
+    for controller in ("memory", "pids"):  # one at a time: one that cannot be had must not cost the other
+        with suppress(OSError):
+            if controller in (base / "cgroup.controllers").read_text().split():
+                (base / "cgroup.subtree_control").write_text(f"+{controller}")
     trial = base / f"{PREFIX}{os.getpid()}-probe{next(_numbers)}"
     try:
         trial.mkdir()
