@@ -112,6 +112,13 @@ def test_terminal_table_reads_names_as_text(records: list[RunRecord]) -> None:
     assert "12 runs were planned" in text
 
 
+def test_terminal_table_fits_eighty_columns(records: list[RunRecord]) -> None:
+    text = terminal(records, width=80)
+    assert "…" not in "".join(line for line in text.splitlines() if "mean ± dev." in line)
+    assert "39 min 42 s" in text
+    assert "−0.556 ± 0.171" in text
+
+
 def test_terminal_table_lets_no_control_character_through(tmp_path: Path) -> None:
     spec = a_spec(agent=AgentSpec(name="x\x1b]0;owned\x07[bold]y"))
     records = load([write_experiment(tmp_path, "unit", [(spec, a_result(agent=spec.agent.label), ())])])
@@ -142,7 +149,7 @@ def test_missing_is_never_shown_as_zero(tmp_path: Path, fmt: str) -> None:
         assert row_text.count("—") == 7
     elif fmt == "html":
         (row_html,) = re.findall(r"<tr>\s*<th scope=\"row\">(?:(?!</tr>).)*Mean ±(?:(?!</tr>).)*</tr>", text, re.DOTALL)
-        assert row_html.count('class="na"') == 7
+        assert row_html.count('class="na"') == 8, "seven numbers and the strip"
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

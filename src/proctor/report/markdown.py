@@ -31,7 +31,11 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
         *(escape(paragraph) for paragraph in summary(records, rows)),
         "## Standings",
         _standings(rows),
-        *(f"- {escape(row.agent)} leaves out {escape(reason)}" for row in rows for reason in row.left_out),
+        *(
+            f"{escape(row.agent)} on {row.suite} leaves out {escape('; '.join(row.left_out))}."
+            for row in rows
+            if row.left_out
+        ),
         "## Results",
         *(part for exam in all_exams for part in _exam(exam)),
         "## Integrity findings",

@@ -14,7 +14,10 @@ SAID = {
     Outcome.SCORED: ("has a valid score", "have a valid score"),
     Outcome.INVALID: ("left nothing valid", "left nothing valid"),
     Outcome.VOIDED: ("lost its score to an integrity finding", "lost their score to an integrity finding"),
-    Outcome.INFRASTRUCTURE: ("was lost to a fault of the machine or of Proctor",) * 2,
+    Outcome.INFRASTRUCTURE: (
+        "was lost to a fault of the machine or of Proctor",
+        "were lost to faults of the machine or of Proctor",
+    ),
     Outcome.STOPPED: ("was stopped by hand", "were stopped by hand"),
     Outcome.UNFINISHED: ("has no result yet", "have no result yet"),
 }
@@ -40,25 +43,30 @@ def _standing_sentences(rows: Sequence[Standing]) -> list[str]:
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     for row in rows:
         groups.setdefault((row.suite, row.tier, row.protocol), []).append(row)
-    paragraphs = []
-    for (suite, tier, protocol), group in groups.items():
-        agg = headline(suite) == "agg"
-        name = "Agg, the mean relative gain over the starting solutions," if agg else "the mean normalised score"
-        parts = []
-        for row in group[:MOST_AGENTS]:
-            value, interval, n = (
-                (row.agg, row.agg_interval, row.agg_tasks)
-                if agg
-                else (row.normalised, row.normalised_interval, row.normalised_tasks)
-            )
-            shown = share(value.value, sign=agg) if value.value is not None else f"unknown ({value.why})"
-            parts.append(
-                f"{shown} for {clean(row.agent, 60)} ({span(interval, sign=agg)}{n} of {count(row.n_tasks, 'task')})"
-            )
-        if len(group) > MOST_AGENTS:
-            parts.append(f"lower for {count(len(group) - MOST_AGENTS, 'more agent')} (see the standings)")
-        paragraphs.append(f"On {suite} ({tier} tier, {protocol} protocol), {name} is {listing(parts)}.")
-    return paragraphs
+    return [
+        f"On {suite} ({tier} tier, {protocol} protocol), {_headline_clause(suite, group)}."
+        for (suite, tier, protocol), group in groups.items()
+    ]
+
+
+def _headline_clause(suite: str, group: Sequence[Standing]) -> str:
+    agg = headline(suite) == "agg"
+    name = "Agg, the mean relative gain over the starting solutions," if agg else "the mean normalised score"
+    known = [row for row in group if (row.agg if agg else row.normalised).value is not None]
+    if not known:
+        return f"{name} is not known for any agent: no task counts (see the standings)"
+    parts = []
+    for row in known[:MOST_AGENTS]:
+        value = row.agg if agg else row.normalised
+        interval = row.agg_interval if agg else row.normalised_interval
+        basis = f"{row.agg_tasks if agg else row.normalised_tasks} of {count(row.n_tasks, 'task')}"
+        shown = share(value.value, sign=agg)
+        parts.append(f"{shown} for {clean(row.agent, 60)} ({span(interval, sign=agg)}{basis})")
+    if len(known) > MOST_AGENTS:
+        parts.append(f"lower for {count(len(known) - MOST_AGENTS, 'more agent')} (see the standings)")
+    if len(known) < len(group):
+        parts.append(f"not known for {count(len(group) - len(known), 'agent')}")
+    return f"{name} is {listing(parts)}"
 
 
 def span(interval: Interval | None, *, sign: bool = False) -> str:

@@ -84,7 +84,7 @@ def _standing(agent: str, group: Sequence[Exam]) -> Standing:
     mean, interval = _over_tasks(per_task, 1)
     k = min((len(scores) for scores in per_task.values()), default=None)
     best, best_interval = _over_tasks(per_task, k or 1)
-    why = f"{listing(twice)} ran with two budgets" if twice else "no task with start and reference score and attempts"
+    why = f"{listing(twice)} ran with two budgets" if twice else "no task counts"
     return Standing(
         suite=key.suite,
         tier=key.tier,

@@ -137,7 +137,7 @@ def _agreed(values: Sequence[float | None], name: str) -> Maybe:
     if not values:
         return Maybe(None, "no result yet")
     if not distinct or None in values:
-        return Maybe(None, f"no {name} score")
+        return Maybe(None, "not known")
     if len(distinct) > 1:
         return Maybe(None, f"{name} scores differ: {listing([number(value) for value in distinct])}")
     return Maybe(distinct[0])

@@ -16,7 +16,7 @@ from proctor.report.words import DASH, Maybe, clean, difference, duration, numbe
 
 
 def terminal_table(records: Sequence[RunRecord]) -> RenderableType:
-    """Summary and results for `rich.console.Console.print`.
+    """Summary and results for `rich.console.Console.print`; fits 80 columns, so that it has fewer columns than a page.
 
     Agents' names are cleaned of control characters and never read as mark-up.
     """
@@ -33,20 +33,22 @@ def _table(exam: Exam) -> Table:
     title = Text(f"{key.suite}/{key.task}{metric}; {key.tier}, {key.protocol}, {duration(key.budget_s)}", style="bold")
     ends = [f"{name} {number(m.value)}" for name, m in (("start", exam.start), ("reference", exam.reference))]
     table = Table(title=title, title_justify="left", caption=Text(", ".join(ends)), caption_justify="left", box=None)
-    table.add_column("agent", overflow="fold", max_width=36)
-    for name in ("mean ± dev.", "n", "success", "gain", "normalised", "visible", "optimism", "time"):
-        table.add_column(name, justify="right")
-    table.add_column("outcomes")
+    table.padding = (0, 1, 0, 0)
+    table.add_column("agent", overflow="fold", max_width=36, min_width=12)
+    for name in ("mean ± dev.", "n", "succ.", "gain", "norm.", "optim.", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
     for cell in exam.cells:
         table.add_row(*_row(cell))
     return table
 
 
 def _row(cell: Cell) -> list[Text]:
+    others = [f"{n} {outcome.value}" for outcome, n in cell.summary.outcomes.items() if n and outcome.value != "scored"]
     name = Text(clean(cell.agent, 64))
     if cell.unboxed:
         name.append(" NO BOX", style="bold white on red")
-    others = [f"{n} {outcome.value}" for outcome, n in cell.summary.outcomes.items() if n and outcome.value != "scored"]
+    if others:
+        name.append(f"\n{', '.join(others)}", style="dim")
     return [
         name,
         Text(_maybe(cell.mean, spread(cell.mean.value, cell.std.value)), style="bold"),
@@ -54,10 +56,8 @@ def _row(cell: Cell) -> list[Text]:
         Text(_maybe(cell.success_rate, percent(cell.success_rate.value))),
         Text(_maybe(cell.relative_gain, share(cell.relative_gain.value, sign=True))),
         Text(_maybe(cell.normalised, share(cell.normalised.value))),
-        Text(_maybe(cell.visible_best, number(cell.visible_best.value))),
         Text(_maybe(cell.optimism, difference(cell.optimism.value))),
         Text(_maybe(cell.used_s, duration(cell.used_s.value))),
-        Text(", ".join(others)),
     ]
 
 
