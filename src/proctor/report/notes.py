@@ -13,8 +13,8 @@ NOTES: tuple[tuple[str, str], ...] = (
     ),
     (
         "Missing numbers",
-        "An em dash with a reason, told once in a row of a table. Missing is never counted or shown as 0, which would be a perfect score wherever "
-        "lower is better.",
+        "An em dash with a reason, told once in a row of a table. Missing is never counted or shown as 0, which would "
+        "be a perfect score wherever lower is better.",
     ),
     (
         "Score",
