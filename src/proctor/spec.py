@@ -265,6 +265,8 @@ class Result(Frozen):
     metric: str
     raw_score: float | None
     direction: Direction
+    aggregation: Aggregation = Aggregation.BEST
+    visible: bool = True
     start_score: float | None
     reference_score: float | None
     calibration: str = ""

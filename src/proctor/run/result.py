@@ -76,6 +76,8 @@ def build_result(spec: RunSpec, task: Task, facts: Facts, entries: Iterable[Scor
         metric=task.metric.name,
         raw_score=raw,
         direction=direction,
+        aggregation=task.aggregation,
+        visible=task.visible,
         start_score=calibration.start,
         reference_score=calibration.reference,
         calibration=calibration.source,
