@@ -123,7 +123,7 @@ def takes_out(function):
 def checked(result, x):
     """A returned tensor, or an error that says what is wrong with it."""
     if type(result) is not torch.Tensor:
-        raise TypeError(f"prefix_sum returned {type(result).__name__}, not a plain torch.Tensor")
+        raise TypeError(f"prefix_sum returned {type(result).__name__}, not a plain tensor")
     if result.dtype != torch.int32 or result.shape != x.shape or result.device != x.device:
         raise TypeError(
             f"prefix_sum returned {result.dtype} of shape {tuple(result.shape)} on {result.device}; "

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from proctor.clock import Clock
 from proctor.errors import InfrastructureError
 from proctor.spec import Direction, Metric, Published, Tier
 from proctor.spec import Protocol as ExamProtocol
@@ -95,13 +96,15 @@ def buffers_for(context: EvaluationContext, plan: Plan) -> Buffers:
     return JudgeBuffers(plan.n, plan.pairs, context.rng, context.python, gpu_uuid=uuid)
 
 
-def score(candidate: Candidate, buffers: Buffers, plan: Plan, rng: np.random.Generator) -> Evaluation:
+def score(
+    candidate: Candidate, buffers: Buffers, plan: Plan, rng: np.random.Generator, clock: Clock | None = None
+) -> Evaluation:
     """Score one candidate on `buffers`.
 
     Raises:
         InvalidSubmission: It fails, or its outputs are wrong.
     """
-    session = Session(candidate, buffers, plan, rng)
+    session = Session(candidate, buffers, plan, rng, clock)
     session.connect()
     copies = session.calibrate()
     form = session.load()

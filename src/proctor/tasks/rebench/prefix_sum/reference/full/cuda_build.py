@@ -92,12 +92,10 @@ class Kernel:
 
     def launch(self, blocks, threads, *arguments):
         """Launch on PyTorch's current stream."""
-        for value, argument in zip(self.values, arguments):
+        for value, argument in zip(self.values, arguments, strict=True):
             value.value = argument
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.check(
-            self.cuda.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, 0, stream, self.pointers, None)
-        )
+        self.check(self.cuda.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, 0, stream, self.pointers, None))
 
     def check(self, code):
         if code:
