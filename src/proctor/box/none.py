@@ -15,8 +15,8 @@ from pathlib import Path
 
 from proctor.box.base import BoxPaths, BoxSpec, Capabilities
 from proctor.box.cgroup import find_base
-from proctor.box.spawn import OutputPump, spawn, stdin_from
-from proctor.box.tree import ProcessTree, children, descendants
+from proctor.box.spawn import OutputPump, sealed_file, spawn
+from proctor.box.tree import ProcessTree, children, descendants, state
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
 from proctor.inbox import BIN, LIB
@@ -68,26 +68,34 @@ class NoneBox:
                 target.symlink_to(bind.source)
         base = find_base()
         self._group = base.create(spec.limits) if base else None
+        try:
+            self._process = self._start(spec)
+        except BaseException:
+            if self._group:
+                self._group.remove()
+            raise
+        self._tree = _BareTree(self._process.pid, self._group, ())
+        self._watch = LimitWatch(self._tree, spec.limits, self._group)
+        self._closed = False
+
+    def _start(self, spec: BoxSpec) -> subprocess.Popen[bytes]:
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
-        stdin = stdin_from(spec.stdin)
+        stdin = sealed_file("stdin", spec.stdin)
         argv = list(spec.argv)
         if self._group:
+            # The shell puts itself into the group, then becomes the command: no process of it is ever outside.
             procs = str(self._group.path / "cgroup.procs")
             argv = ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', procs, *argv]
         try:
-            self._process = spawn(
-                argv, env=spec.env, stdin=stdin, stdout=out_w, stderr=err_w, fds=spec.fds, cwd=spec.cwd
-            )
+            self._pump = OutputPump({out_r: spec.stdout, err_r: spec.stderr}, spec.limits.output_bytes)
+            return spawn(argv, env=spec.env, stdin=stdin, stdout=out_w, stderr=err_w, fds=spec.fds, cwd=spec.cwd)
         except OSError as error:
+            self._pump.stop()
             raise InfrastructureError(f"{spec.argv[0]} could not be started: {error}") from error
         finally:
             for fd in (out_w, err_w, stdin):
                 os.close(fd)
-        self._pump = OutputPump({out_r: spec.stdout, err_r: spec.stderr}, spec.limits.output_bytes)
-        self._tree = _BareTree(self._process.pid, self._group, ())
-        self._watch = LimitWatch(self._tree, spec.limits, self._group)
-        self._closed = False
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         try:
@@ -138,7 +146,7 @@ class _BareTree(ProcessTree):
         adopted = set(children(os.getpid())) & self._extra
         for pid in adopted:
             self._extra.update(descendants(pid))
-        return [pid for pid in self._extra if _alive(pid)]
+        return [pid for pid in self._extra if state(pid) not in ("", "Z")]
 
     def kill(self) -> None:
         super().kill()
@@ -146,9 +154,3 @@ class _BareTree(ProcessTree):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._init, signal.SIGKILL)
             self.signal(signal.SIGKILL)
-
-
-def _alive(pid: int) -> bool:
-    from proctor.box.tree import state
-
-    return state(pid) not in ("", "Z")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import proctor
@@ -30,18 +32,43 @@ SYS = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 """Processor topology, which OpenMP and CUDA read; nothing else of /sys is shown."""
 
 
+PREFIX_PARTS = (
+    "bin",
+    "sbin",
+    "lib",
+    "lib32",
+    "lib64",
+    "libexec",
+    "include",
+    "share",
+    "ssl",
+    "pyvenv.cfg",
+    "nvvm",
+    "targets",
+    "compiler_compat",
+    "x86_64-conda-linux-gnu",
+    "aarch64-conda-linux-gnu",
+)
+"""What an installation of Python, a virtual environment or a conda environment consists of. Only these are shown of
+a prefix: it may be a source tree, or somebody's home folder, that an environment was made in."""
+SHOWN_ANYWAY = (Path("/"), Path("/usr"), Path("/usr/local"))
+"""Prefixes of system interpreters, which the system folders show."""
+PLUGINS = ("proctor.tasks", "proctor.agents")
+"""Entry-point groups whose packages hold answers."""
+
+
 @dataclass(frozen=True)
 class Runtime:
-    """An interpreter and the folders that it needs, at their own paths.
+    """An interpreter and what it needs, at its own paths.
 
     Attributes:
         python: Absolute path of the interpreter.
-        roots: Folders to show: the environment's prefix and its base prefix.
-        site: The environment's site-packages folders.
+        parts: Folders and files to show: those of the environment's prefix and of its base prefix.
+        site: Every site-packages folder among them.
     """
 
     python: str
-    roots: tuple[Path, ...]
+    parts: tuple[Path, ...]
     site: tuple[Path, ...]
 
 
@@ -69,27 +96,54 @@ def runtime_of(python: str) -> Runtime:
     while link.is_symlink():
         link = Path(os.path.normpath(link.parent / os.readlink(link)))
         prefixes.append(link.parent.parent)
-    site = tuple(dict.fromkeys(Path(p) for p in places[4:]))
-    roots = tuple(p for p in dict.fromkeys(prefixes) if p != Path("/") and p.is_dir())
-    return Runtime(executable, _outermost(roots), site)
-
-
-def _outermost(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Without the folders that lie inside another one of the list or inside the system folders."""
-    system = tuple(Path(s) for s in SYSTEM)
-    return tuple(
-        p
-        for p in paths
-        if not any(p != q and p.is_relative_to(q) for q in paths) and not any(p.is_relative_to(s) for s in system)
-    )
+    roots = [p for p in dict.fromkeys(prefixes) if p not in SHOWN_ANYWAY and p.is_dir()]
+    parts = [root / name for root in roots for name in PREFIX_PARTS if (root / name).exists()]
+    site = [Path(p) for p in places[4:]]
+    for root in (*roots, *SHOWN_ANYWAY):
+        site += [*root.glob("lib*/python3*/site-packages"), *root.glob("lib*/python3*/dist-packages")]
+    return Runtime(executable, tuple(dict.fromkeys(parts)), tuple(dict.fromkeys(site)))
 
 
 def own_paths(runtime: Runtime) -> tuple[Path, ...]:
-    """Where Proctor itself lies on this host: its package, its metadata, and where an editable install points."""
-    found = [Path(proctor.__file__).resolve().parent]
-    for site in runtime.site:
-        found += [site / "proctor", *site.glob("proctor-*.dist-info"), *site.glob("__editable__*proctor*")]
+    """What holds scorers, reference solutions or generators: Proctor's package and those of plug-ins, wherever they
+    lie among what a runtime shows, their metadata, and the source tree that an editable install points to.
+    """
+    package = Path(proctor.__file__).resolve().parent
+    found = [package, *_source_tree(package)]
+    for name in _packages():
+        found += _place(name)
+        distribution = name.replace("_", "[-_]")
+        for site in runtime.site:
+            found += [site / name, site / f"{name}.py"]
+            found += [*site.glob(f"{distribution}-*.dist-info"), *site.glob(f"{distribution}.egg-info")]
+            found += [*site.glob(f"__editable__*{distribution}*"), *site.glob(f"{distribution}.egg-link")]
     return tuple(p for p in dict.fromkeys(found) if p.exists())
+
+
+def _source_tree(package: Path) -> list[Path]:
+    """The checkout that a package lies in, if it is not installed: its history and tests are as telling as itself."""
+    return [folder for folder in package.parents if (folder / ".git").exists()][:1]
+
+
+@cache
+def _packages() -> tuple[str, ...]:
+    """Top-level names of Proctor and of every plug-in."""
+    modules = [point.module for group in PLUGINS for point in entry_points(group=group)]
+    modules += [place.strip().partition(":")[0] for place in os.environ.get("PROCTOR_TASKS", "").split(",")]
+    return tuple(dict.fromkeys(["proctor", *(module.split(".")[0] for module in modules if module)]))
+
+
+def _place(name: str) -> list[Path]:
+    """Where this interpreter would import a package from."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin else []
 
 
 def default_python() -> str:

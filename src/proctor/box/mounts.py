@@ -1,0 +1,133 @@
+"""What a box shows, as arguments of bwrap: system, runtime, kernel files with covers, temporary folders, binds.
+
+Mounts lie over one another, so order is everything: a folder is shown, then what must stay hidden in it is covered,
+then what must be seen within the covered part is shown again. Sorting by depth gives exactly that.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from proctor.box.base import BoxSpec
+from proctor.box.runtime import ETC, SYS, SYSTEM, own_paths, runtime_of
+from proctor.inbox import BIN
+
+TEMPORARY = ("/tmp", "/dev/shm", "/home/agent")
+"""Folders in memory, each of `Limits.tmp_bytes` at most."""
+ETC_OWN = ("passwd", "group", "hosts", "nsswitch.conf")
+NOTHING = "/dev/null"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One thing that is shown at its own path, or covered."""
+
+    path: Path
+    hidden: bool
+    optional: bool = False
+
+    def arguments(self) -> list[str]:
+        path = str(self.path)
+        if not self.hidden:
+            return ["--ro-bind-try" if self.optional else "--ro-bind", path, path]
+        if self.path.is_dir():
+            return ["--size", "4096", "--perms", "0555", "--tmpfs", path]
+        return ["--ro-bind", NOTHING, path]
+
+
+def mounts(spec: BoxSpec) -> list[str]:
+    """Everything that `spec` shows."""
+    runtime = runtime_of(spec.python)
+    links = [Path(name) for name in SYSTEM if os.path.islink(name)]
+    shown = [_Part(Path(name), False) for name in SYSTEM if os.path.isdir(name) and not os.path.islink(name)]
+    shown += [_Part(path, False) for path in runtime.parts if not path.is_symlink()]
+    links += [path for path in runtime.parts if path.is_symlink()]
+    covered = [_Part(path, True) for path in _within((*own_paths(runtime), *spec.hidden), shown)]
+    parts = sorted({part.path: part for part in (*shown, *covered)}.values(), key=lambda part: len(part.path.parts))
+    args = _folders_above([*links, *(part.path for part in parts)])
+    for link in links:
+        args += ["--symlink", os.readlink(link), str(link)]
+    for part in parts:
+        args += part.arguments()
+    args += _kernel_files()
+    args += ["--dev", "/dev"]
+    for place in TEMPORARY:
+        args += ["--size", str(spec.limits.tmp_bytes), "--perms", "1777", "--tmpfs", place]
+    args += _folders_above([PurePosixPath(bind.target) for bind in spec.binds])
+    for bind in spec.binds:
+        args += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
+    for device in spec.devices:
+        args += ["--dev-bind", device, device]
+    # The folders that hold the mounts are in memory too, and no size bounds them: nothing is written there.
+    closed = ["/", "/dev", *(str(part.path) for part in covered if part.path.is_dir())]
+    return args + [word for path in reversed(closed) for word in ("--remount-ro", path)]
+
+
+def _within(paths: tuple[Path, ...], shown: list[_Part]) -> list[Path]:
+    """Those of the paths that a shown folder contains."""
+    roots = [part.path.resolve() for part in shown]
+    resolved = [path.resolve() for path in paths]
+    return [path for path in dict.fromkeys(resolved) if any(path.is_relative_to(root) for root in roots)]
+
+
+def _folders_above(paths: list[Path] | list[PurePosixPath]) -> list[str]:
+    """Make the folders that lead to the paths; bwrap alone would give some of them to root only."""
+    above = {parent for path in paths for parent in path.parents if parent != PurePosixPath("/")}
+    plain = [p for p in above if not any(p.is_relative_to(place) for place in (*TEMPORARY, *_system_links()))]
+    ordered = sorted(map(str, plain), key=lambda path: (path.count("/"), path))
+    return [word for path in ordered for word in ("--perms", "0755", "--dir", path)]
+
+
+def _system_links() -> list[str]:
+    return [name for name in SYSTEM if os.path.islink(name)]
+
+
+def _kernel_files() -> list[str]:
+    """/etc, /proc and /sys: a few files of each, and covers over what the host's root owns."""
+    args = ["--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/etc/ssl"]
+    args += ["--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp", "--perms", "0755", "--dir", "/run"]
+    for name in ETC:
+        args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for name in ETC_OWN:
+        args += ["--ro-bind", str(BIN.parent / "etc" / name), f"/etc/{name}"]
+    args += ["--proc", "/proc"]
+    writable, private = root_owned_proc()
+    for name in writable:
+        args += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in private:
+        args += ["--ro-bind", NOTHING, f"/proc/{name}"]
+    for path in SYS:
+        args += [*_folders_above([Path(path)]), "--ro-bind-try", path, path]
+    return args
+
+
+@cache
+def root_owned_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Entries of /proc, beside the processes, that hold something which its owner may write, and those that are of
+    the host and only for its owner (or about keys, which are the host user's) to read.
+
+    Such files belong to the host's root. Where a box has to run as that root, uid 1000 inside *is* it to the kernel,
+    bare of capabilities but still the owner: /proc/sys/kernel/core_pattern alone would be a way out. bwrap covers only
+    what it finds writable as a folder, so these are covered here, for every user.
+    """
+    writable, private = ["sys"], []
+    for entry in sorted(os.scandir("/proc"), key=lambda e: e.name):
+        if entry.name.isdigit() or entry.name == "sys" or entry.is_symlink():
+            continue
+        if not entry.is_file(follow_symlinks=False):
+            if any(_mode(os.path.join(folder, name)) & 0o222 for folder, _, names in os.walk(entry) for name in names):
+                writable.append(entry.name)
+            continue
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if (mode & 0o400 and not mode & 0o004) or entry.name in ("keys", "key-users"):
+            private.append(entry.name)
+        elif mode & 0o222:
+            writable.append(entry.name)
+    return tuple(writable), tuple(private)
+
+
+def _mode(path: str) -> int:
+    return os.lstat(path).st_mode
