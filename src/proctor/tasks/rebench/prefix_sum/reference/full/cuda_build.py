@@ -15,10 +15,16 @@ def compile_cubin(source, defines):
     """Machine code for the current GPU from CUDA C++ source text; by NVRTC, or by nvcc where NVRTC is not found."""
     major, minor = torch.cuda.get_device_capability()
     options = [f"-arch=sm_{major}{minor}", "-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
-    nvrtc = find_nvrtc()
-    if nvrtc is not None:
+    nvrtc, nvcc = find_nvrtc(), shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvrtc is not None and nvcc is None:
         return compile_with_nvrtc(nvrtc, source, options)
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if nvrtc is not None:
+        try:
+            return compile_with_nvrtc(nvrtc, source, options)
+        except RuntimeError as error:  # nvcc knows more headers, and says the same if the source is at fault
+            print(error)
+    if nvcc is None:
+        raise RuntimeError("neither NVRTC nor nvcc was found")
     with tempfile.TemporaryDirectory() as folder:
         code, cubin = os.path.join(folder, "kernel.cu"), os.path.join(folder, "kernel.cubin")
         with open(code, "w") as stream:
