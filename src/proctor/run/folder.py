@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from proctor.errors import ProctorError
+from proctor.errors import InfrastructureError, ProctorError
 from proctor.jsonio import write_json
 from proctor.spec import SCHEMA, Result, RunSpec
+
+Model = TypeVar("Model", bound=BaseModel)
+LOCK_PATIENCE_S = 2.0
+"""Whoever looks whether a worker lives holds its lock for a moment."""
+LOCK_POLL_S = 0.02
+
+
+class BusyError(ProctorError):
+    """Another worker has the run."""
 
 
 class RunFolder:
@@ -42,58 +55,88 @@ class RunFolder:
             ProctorError: The folder holds none that this version can read.
         """
         try:
-            text = self.spec_file.read_text(encoding="utf-8")
+            raw = self.spec_file.read_bytes()
         except OSError as error:
             raise ProctorError(
                 f"{self.root} is not a run folder: {self.spec_file.name} cannot be read ({error.strerror})",
                 "give a folder runs/<run id> of an experiment",
             ) from None
-        try:
-            spec = RunSpec.model_validate_json(text)
-        except ValidationError as error:
-            raise ProctorError(f"{self.spec_file} is not a run specification: {_first(error)}") from None
-        if spec.schema_ > SCHEMA:
-            raise ProctorError(
-                f"{self.spec_file} has schema {spec.schema_}; this Proctor reads {SCHEMA}", "use a newer Proctor"
-            )
-        return spec
+        return _parse(raw, RunSpec, self.spec_file, "a run specification")
 
     def result(self) -> Result | None:
-        """The run's result, or None if it has none yet."""
+        """The run's result, or None if it has none yet.
+
+        Raises:
+            ProctorError: There is one, and this version cannot read it.
+        """
         try:
-            text = self.result_file.read_text(encoding="utf-8")
-        except FileNotFoundError:
+            raw = self.result_file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        try:
-            return Result.model_validate_json(text)
-        except ValidationError as error:
-            raise ProctorError(f"{self.result_file} is not a result: {_first(error)}") from None
+        except OSError as error:
+            raise ProctorError(f"{self.result_file} cannot be read: {error.strerror}") from None
+        result = _parse(raw, Result, self.result_file, "a result")
+        for name, value in result:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ProctorError(f"{self.result_file} is not a result: {name} is {value}")
+        return result
 
     def write_spec(self, spec: RunSpec) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         write_json(self.spec_file, spec)
 
     def write_result(self, result: Result) -> None:
-        write_json(self.result_file, result)
+        """Write the result, whole or not at all.
+
+        Raises:
+            InfrastructureError: The disk does not take it.
+        """
+        try:
+            write_json(self.result_file, result)
+        except OSError as error:
+            raise InfrastructureError(
+                f"{self.result_file} cannot be written: {error.strerror}",
+                "make room (or the folder writable); `proctor status` then closes the run from its logs",
+            ) from error
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience_s: float = LOCK_PATIENCE_S) -> Iterator[None]:
         """Be the run's one worker; freed by the kernel when the worker dies.
 
         Raises:
-            ProctorError: Another worker has it.
+            BusyError: Another worker has it.
         """
-        fd = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = self._locked(patience_s)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ProctorError(f"another worker is busy with {self.root}", "wait for it, or stop it") from None
             os.ftruncate(fd, 0)
             os.write(fd, f"{os.getpid()}\n".encode())
             yield
         finally:
             os.close(fd)
+
+    def _locked(self, patience_s: float) -> int:
+        """The lock file, locked. It appears under its name already locked: a free one means that a worker died."""
+        mine = self.root / f".worker.lock.{os.getpid()}"
+        fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.link(mine, self.lock_file)
+            return fd
+        except FileExistsError:
+            os.close(fd)
+        finally:
+            mine.unlink(missing_ok=True)
+        fd = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    os.close(fd)
+                    raise BusyError(f"another worker is busy with {self.root}", "wait for it, or stop it") from None
+                time.sleep(LOCK_POLL_S)
 
     def worker_alive(self) -> bool:
         """Whether some worker holds the run at this moment."""
@@ -108,6 +151,21 @@ class RunFolder:
         finally:
             os.close(fd)
         return False
+
+
+def _parse(raw: bytes, kind: type[Model], place: Path, what: str) -> Model:
+    """A contract from its file; a schema of the future is named as such."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ProctorError(f"{place} is not {what}: {error}") from None
+    schema = value.get("schema", SCHEMA) if isinstance(value, dict) else SCHEMA
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ProctorError(f"{place} has schema {schema}; this Proctor reads {SCHEMA}", "use a newer Proctor")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise ProctorError(f"{place} is not {what}: {_first(error)}") from None
 
 
 def _first(error: ValidationError) -> str:

@@ -2,51 +2,92 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 from proctor.jsonio import read_lines
-from proctor.run.folder import RunFolder
+from proctor.run.folder import BusyError, RunFolder
 from proctor.run.result import Facts, build_result
 from proctor.run.seal import Sealed
 from proctor.scoring.scorelog import counting, read_scores
-from proctor.spec import Ended, Enforced, Result
+from proctor.spec import Ended, Enforced, Protocol, Result, RunSpec, ScoreEntry
 from proctor.tasks.registry import get_task
+
+Event = dict[str, Any]
 
 
 def close_dead(folder: RunFolder, why: str = "") -> Result | None:
-    """Write the result of a run whose worker died without one; None if there is nothing to close.
+    """Write the result of a run whose worker died without one; None if there is nothing to close, or no right to.
 
-    The score log keeps every scoring that was answered. No sealed score is made up: the run counts as an
-    infrastructure failure, with its best visible score on record.
+    The score log keeps every scoring that was answered. A run that was already sealed is told in full; any other one
+    counts as an infrastructure failure, with its best visible score on record and no sealed one made up.
+
+    Raises:
+        ProctorError: The folder cannot be read, or the result cannot be written.
     """
-    if folder.result() is not None or folder.worker_alive() or not folder.lock_file.exists():
+    if folder.result() is not None or not folder.lock_file.exists() or folder.worker_alive():
         return None
-    with folder.lock():
-        existing = folder.result()
-        if existing is not None:
-            return existing
-        spec = folder.spec()
-        task = get_task(spec.task)
-        events = list(read_lines(folder.events))
-        entries = tuple(read_scores(folder.scores))
-        chosen = counting(entries, task.metric.direction, task.aggregation)
-        facts = Facts(
-            ended=Ended.INFRASTRUCTURE,
-            reason=f"{why or 'the worker died without a result (was it killed?)'}; last seen: {_last(events)}",
-            sealed=Sealed(chosen, None),
-            calls=sum(1 for e in entries if e.origin == "agent"),
-        )
-        for event in events:
-            if event.get("event") == "agent_started":
-                facts.started_at = datetime.fromisoformat(str(event["at"]))
-            if event.get("event") == "enforced":
-                facts.enforced = Enforced(**{name: event.get(name) for name in Enforced.model_fields})
-        result = build_result(spec, task, facts, entries)
-        folder.write_result(result)
-        return result
+    try:
+        with folder.lock(patience_s=0.0):
+            existing = folder.result()
+            if existing is not None:
+                return existing
+            spec = folder.spec()
+            task = get_task(spec.task)
+            events = list(read_lines(folder.events))
+            entries = tuple(read_scores(folder.scores))
+            chosen = counting(entries, task.metric.direction, task.aggregation)
+            result = build_result(spec, task, _facts(spec, events, entries, chosen, why), entries)
+            folder.write_result(result)
+    except BusyError:
+        return None
+    except PermissionError:  # somebody else's results
+        return None
+    shutil.rmtree(folder.scratch, ignore_errors=True)
+    for path in (folder.live, folder.socket):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    return result
 
 
-def _last(events: list[dict[str, object]]) -> str:
+def _facts(
+    spec: RunSpec, events: Sequence[Event], entries: tuple[ScoreEntry, ...], chosen: ScoreEntry | None, why: str
+) -> Facts:
+    """What the logs tell of a run."""
+    died = f"{why or 'the worker died without a result (was it killed?)'}; last seen: {_last(events)}"
+    facts = Facts(reason=died, sealed=Sealed(chosen, None), calls=sum(1 for e in entries if e.origin == "agent"))
+    told = {str(event.get("event")): event for event in events}
+    # A log that was cut or edited must not keep a run from being closed: what does not fit stays unknown.
+    with suppress(KeyError, TypeError, ValueError):
+        facts.started_at = datetime.fromisoformat(told["agent_started"]["at"])
+    with suppress(KeyError, TypeError, ValueError):
+        facts.enforced = Enforced(**{name: told["enforced"].get(name) for name in Enforced.model_fields})
+    for name in ("hardware", "versions", "data"):
+        with suppress(KeyError):
+            setattr(facts, name, dict(told["machine"][name]))
+    with suppress(KeyError, TypeError, ValueError):
+        end = told["agent_ended"]
+        facts.used_s, facts.scoring_s, facts.frozen_s = (float(end[k]) for k in ("used_s", "scoring_s", "frozen_s"))
+        facts.exit_code, facts.limit = end["exit_code"], end["limit"]
+        sealed = told["sealed"]
+        facts.sealed = Sealed(chosen, _official(spec, entries, chosen), str(sealed["reason"]), bool(sealed["ours"]))
+        facts.ended = Ended(end["ended"])
+        facts.reason = str(sealed["reason"]) or f"{died}; everything that counts had been scored"
+    return facts
+
+
+def _official(spec: RunSpec, entries: tuple[ScoreEntry, ...], chosen: ScoreEntry | None) -> ScoreEntry | None:
+    """The scoring that gives the result, of a run that was sealed."""
+    if chosen is None or Protocol(spec.protocol) is Protocol.PUBLISHED:
+        return chosen
+    seals = [e for e in entries if e.origin == "seal" and e.sha256 == chosen.sha256]
+    return seals[-1] if seals else None
+
+
+def _last(events: Sequence[Event]) -> str:
     if not events:
         return "nothing was written"
     return f"{events[-1].get('event')} at {events[-1].get('elapsed_s')} s of the agent's clock"

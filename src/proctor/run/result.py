@@ -37,7 +37,7 @@ class Facts:
     frozen_s: float | None = None
 
     def take_clock(self, budget: BudgetClock) -> None:
-        """Read the agent's clock, if it ever ran."""
+        """Read the agent's clock, if it ever ran; a scoring that outlives the agent is booked up to the agent's end."""
         if self.started_at is not None:
             self.used_s = round(budget.elapsed(), 3)
             self.scoring_s = round(budget.booked("scoring"), 3)

@@ -31,7 +31,7 @@ from proctor.jsonio import write_json
 from proctor.run.folder import RunFolder
 from proctor.run.prompt import standard_prompt
 from proctor.run.result import Facts, build_result
-from proctor.run.seal import Sealer, thin
+from proctor.run.seal import Sealed, Sealer
 from proctor.run.supervise import DiskWatch, SilentSnapshots, Supervisor
 from proctor.run.workspace import Room, agent_box, check_gpu, hidden_paths, lay_out
 from proctor.scoring.broker import Broker
@@ -91,23 +91,35 @@ class Worker:
         """Every stage, and a result whatever happens in them."""
         self.events.write("worker_started", pid=os.getpid())
         with self._stop_on_signals(parent), ExitStack() as stack:
+            stack.callback(self._tidy)
             try:
                 self._sit(stack)
             except FAULTS as error:
                 known = isinstance(error, ProctorError)
                 text = str(error) if known else f"{type(error).__name__}: {error}"
-                self.facts.reason = text
-                self.facts.ended = Ended.INFRASTRUCTURE
-                self.events.write("infrastructure_failure", error=text)
+                self._failed(text)
             self.facts.take_clock(self.budget)
+            self.facts.calls = sum(1 for entry in self.log.entries if entry.origin == "agent")
             result = build_result(self.spec, self.task, self.facts, self.log.entries)
             self._live("done")
             self.events.write("result", ended=result.ended.value, valid=result.valid, raw_score=result.raw_score)
             self.folder.write_result(result)
-        shutil.rmtree(self.folder.scratch, ignore_errors=True)
-        self.folder.socket.unlink(missing_ok=True)
-        self.folder.live.unlink(missing_ok=True)
         return result
+
+    def _failed(self, text: str) -> None:
+        """A fault of ours ends the run; what was scored until then stays on record."""
+        self.facts.reason = text
+        self.facts.ended = Ended.INFRASTRUCTURE
+        if self.facts.sealed.chosen is None:
+            chosen = counting(self.log.entries, self.task.metric.direction, self.task.aggregation)
+            self.facts.sealed = Sealed(chosen, None)
+        self.events.write("infrastructure_failure", error=text)
+
+    def _tidy(self) -> None:
+        shutil.rmtree(self.folder.scratch, ignore_errors=True)
+        for path in (self.folder.socket, self.folder.live):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _sit(self, stack: ExitStack) -> None:
         """The exam itself."""
@@ -162,7 +174,17 @@ class Worker:
         if not self.spec.gpus:
             return acquire(0, timeout_s=0.0, clock=self.clock, run_id=self.spec.run_id)
         self._live("waiting for a GPU")
-        return acquire(self.spec.gpus, timeout_s=LEASE_TIMEOUT_S, clock=self.clock, run_id=self.spec.run_id)
+        return acquire(
+            self.spec.gpus,
+            timeout_s=LEASE_TIMEOUT_S,
+            clock=self.clock,
+            run_id=self.spec.run_id,
+            sleep=self._sleep_unless_stopped,
+        )
+
+    def _sleep_unless_stopped(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+        self._stop_if_asked()
 
     def _describe(self, kind: BoxKind, lease: Lease, python: str) -> None:
         """Probe what is enforced here, and write down on what the run takes place."""
@@ -177,6 +199,8 @@ class Worker:
         self.facts.hardware = hardware(lease.gpus)
         self.facts.versions = versions(python)
         self.events.write("enforced", box=kind.name, isolated=able.isolated, **self.facts.enforced.model_dump())
+        about = {"hardware": self.facts.hardware, "versions": self.facts.versions, "data": self.facts.data}
+        self.events.write("machine", **about)
         if not able.isolated:
             evidence = "the run took place outside of any box: hidden answers, host and network were open to the agent"
             self.facts.findings.append(Finding(rule="no_box", severity="warning", evidence=evidence))
@@ -218,6 +242,7 @@ class Worker:
             service.attach(box)
             try:
                 self._supervisor = Supervisor(box, self.budget, self.events, spec.grace_s, self._ticker(lease, sampler))
+                broker.serve()
                 if self._stopping.is_set():
                     self._supervisor.stop("interrupted")
                 with DiskWatch(
@@ -235,8 +260,7 @@ class Worker:
         finally:
             broker.close()
             self.facts.gpu_busy_fraction = sampler.stop().busy_fraction
-            self.facts.calls = broker.calls
-        silent.stop()
+            silent.stop()
         self.facts.ended, self.facts.exit_code, self.facts.limit = ending.ended, ending.exit_code, ending.limit
         if not ending.tree_empty:
             evidence = "processes of the agent were still there after the kill"
@@ -281,18 +305,25 @@ class Worker:
         """Final scoring, sealing, the hidden curve, and the thinning of what was kept."""
         self._live("sealing")
         service.wait_idle()
-        self.facts.take_clock(self.budget)
-        sealer = Sealer(
-            self.spec, self.task, service, self.folder.snapshots, self.events, self.facts.used_s or self.spec.budget_s
-        )
+        facts = self.facts
+        facts.take_clock(self.budget)
+        clock = {"used_s": facts.used_s, "scoring_s": facts.scoring_s, "frozen_s": facts.frozen_s}
+        end = {"ended": facts.ended.value, "exit_code": facts.exit_code, "limit": facts.limit}
+        self.events.write("agent_ended", **end, **clock)
+        used_s = self.spec.budget_s if facts.used_s is None else facts.used_s
+        sealer = Sealer(self.spec, self.task, service, self.folder.snapshots, self.events, used_s)
         nothing_left = sealer.final()
-        self.facts.sealed = sealer.seal(nothing_left)
+        facts.sealed = sealer.seal(nothing_left)
+        facts.findings += sealer.findings
+        self.events.write("sealed", reason=facts.sealed.reason, ours=facts.sealed.ours)
         self._live("scoring the curve")
-        sealer.curve(silent.taken, self._stopping.is_set)
-        chosen = self.facts.sealed.chosen
-        keep = {str(chosen.artefact)} if chosen else set()
-        dropped = thin(service.snapshots, self.log.entries, self.task, keep)
-        self.events.write("thinned", dropped=dropped)
+        try:
+            sealer.curve(silent.taken, self._stopping.is_set)
+            chosen = facts.sealed.chosen
+            dropped = service.thin(ended=True, keep=frozenset({str(chosen.artefact)} if chosen else ()))
+            self.events.write("thinned", dropped=dropped)
+        except FAULTS as error:  # everything that counts is scored: the curve is worth an event
+            self.events.write("curve_failed", error=f"{type(error).__name__}: {error}")
 
     def _live(self, phase: str, gpu_busy: float | None = None) -> None:
         """The small file that displays read; losing it loses nothing."""

@@ -1,15 +1,18 @@
 """The agent's counter: a Unix socket in the box on which `score`, `score-log`, `clock` and `submit` are asked for.
 
-What comes over it is untrusted. A request is one JSON line of bounded length; scorings wait in a bounded queue; a
-connection that says nothing is dropped. Nothing that is said here can change a score, a clock or a file of the host.
+What comes over it is untrusted. A request is one JSON line of bounded length, read within a bounded time; scorings wait
+in a bounded queue; connections beyond a number wait to be accepted. Nothing that is said here can change a score, a
+clock or a file of the host.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 from proctor.clock import BudgetClock
 from proctor.events import EventLog
 from proctor.jsonio import to_json
-from proctor.scoring.service import ScoringService
+from proctor.scoring.service import TIME_IS_UP, ScoringService
 from proctor.spec import ScoreEntry
 from proctor.tasks.base import Task
 
@@ -26,10 +29,14 @@ MAX_REQUEST = 64 * 1024
 MAX_CONNECTIONS = 32
 MAX_WAITING = 4
 READ_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = 60.0
+"""Long, since whoever asked may be frozen for the timing of another request."""
+RETRY_S = 0.05
+HIDDEN = "recorded; this task does not show its scores"
 
 
 class Broker:
-    """Serves one run's socket until closed."""
+    """Serves one run's socket. It can be connected to from the start, and answers from `serve` until `close`."""
 
     def __init__(
         self,
@@ -54,53 +61,60 @@ class Broker:
         self._last_call_s: float | None = None
         self._closed = False
         self._refused = 0
+        self._connections: set[socket.socket] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
         _bind(self._socket, path)
         os.chmod(path, 0o666)
         self._socket.listen(64)
         self._thread = threading.Thread(target=self._accept, name="broker", daemon=True)
-        self._thread.start()
 
-    @property
-    def calls(self) -> int:
-        """Scorings that the agent asked for and was given."""
-        return self._calls
+    def serve(self) -> None:
+        """Begin to answer, now that there is an agent's clock to answer by."""
+        self._thread.start()
 
     def close(self) -> None:
         """Stop taking requests; a scoring that is running goes on."""
-        self._closed = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._gate:
+            self._closed = True
+            connections = list(self._connections)
+        for connection in [self._socket, *connections]:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
         self._socket.close()
-        self._thread.join(2.0)
+        if self._thread.ident is not None:
+            self._thread.join(2.0)
         if self._refused:
             self._events.write("requests_refused", count=self._refused)
 
     def _accept(self) -> None:
         while not self._closed:
+            if not self._open.acquire(timeout=1.0):
+                continue
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
-            if not self._open.acquire(blocking=False):
-                self._refused += 1
-                with suppress(OSError):
-                    connection.send(b'{"status":"error","message":"too many requests at once"}\n')
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="request", daemon=True).start()
+                threading.Thread(target=self._serve, args=(connection,), name="request", daemon=True).start()
+            except (OSError, RuntimeError):  # out of descriptors or threads for the moment, or closed
+                self._open.release()
+                if not self._closed:
+                    time.sleep(RETRY_S)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
+                with self._gate:
+                    if self._closed:
+                        return
+                    self._connections.add(connection)
                 answer, after = self._answer(_read_request(connection))
                 with suppress(OSError):
-                    connection.settimeout(READ_TIMEOUT_S)
+                    connection.settimeout(SEND_TIMEOUT_S)
                     connection.sendall((to_json(answer) + "\n").encode())
                 if after:
                     after()
         finally:
+            with self._gate:
+                self._connections.discard(connection)
             self._open.release()
 
     def _answer(self, request: dict[str, Any] | None) -> tuple[dict[str, Any], Callable[[], None] | None]:
@@ -120,29 +134,41 @@ class Broker:
         return self._time({"status": "error", "message": f"there is no operation {str(op)[:40]!r}"}), None
 
     def _score(self, request: dict[str, Any]) -> dict[str, Any]:
-        policy = self._task.policy
         if not self._waiting.acquire(blocking=False):
             self._refused += 1
             return self._time({"status": "error", "message": f"{MAX_WAITING} scorings are waiting already; try later"})
         try:
             with self._gate:
-                if policy.max_calls is not None and self._calls >= policy.max_calls:
-                    return self._time({"status": "error", "message": f"all {policy.max_calls} scorings are used up"})
-                now = self._budget.elapsed()
-                if self._last_call_s is not None and now - self._last_call_s < policy.cooldown_s:
-                    wait = policy.cooldown_s - (now - self._last_call_s)
-                    return self._time({"status": "error", "message": f"the next scoring is possible in {wait:.0f} s"})
-                if self._budget.expired() or self._closed:
-                    return self._time({"status": "error", "message": "the time is up"})
+                before = self._last_call_s
+                refusal = self._refusal()
+                if refusal:
+                    return self._time({"status": "error", "message": refusal})
                 self._calls += 1
-                self._last_call_s = now
+                self._last_call_s = self._budget.elapsed()
             target = request.get("target")
             entry = self._service.score(
                 "agent", target if isinstance(target, str) else None, _text(request.get("note"))
             )
+            if entry.status == "error":  # our fault: it is not one of the agent's calls
+                with self._gate:
+                    self._calls -= 1
+                    self._last_call_s = before
             return self._time(self._shown(entry))
         finally:
             self._waiting.release()
+
+    def _refusal(self) -> str | None:
+        """Why there is no scoring now, if so."""
+        policy = self._task.policy
+        if self._budget.expired() or self._closed:
+            return TIME_IS_UP
+        if policy.max_calls is not None and self._calls >= policy.max_calls:
+            return f"all {policy.max_calls} scorings are used up"
+        if self._last_call_s is not None:
+            wait = policy.cooldown_s - (self._budget.elapsed() - self._last_call_s)
+            if wait > 0:
+                return f"the next scoring is possible in {math.ceil(wait)} s"
+        return None
 
     def _own(self) -> list[ScoreEntry]:
         return [entry for entry in self._service.log.entries if entry.origin == "agent"]
@@ -158,7 +184,7 @@ class Broker:
             "note": entry.note,
         }
         if entry.status == "scored" and not self._task.visible:
-            shown.update(status="hidden", score=None)
+            shown.update(status="hidden", score=None, message=HIDDEN)
         return shown
 
     def _time(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -177,10 +203,11 @@ def _text(value: object) -> str:
 
 def _read_request(connection: socket.socket) -> dict[str, Any] | None:
     """One JSON object on one line, or None."""
-    connection.settimeout(READ_TIMEOUT_S)
+    until = time.monotonic() + READ_TIMEOUT_S
     data = b""
     try:
         while b"\n" not in data and len(data) <= MAX_REQUEST:
+            connection.settimeout(max(0.001, until - time.monotonic()))
             part = connection.recv(4096)
             if not part:
                 break

@@ -99,6 +99,7 @@ class CandidateLink:
         sent = started = time.monotonic()
         try:
             if header is not None:
+                self._refuse_early_answer(op)
                 wire.send(self._sock, header, arrays, fds, deadline)
                 sent = time.monotonic()
             answer, out, got_fds = wire.receive(self._sock, room, deadline)
@@ -124,6 +125,17 @@ class CandidateLink:
                 f"{op} failed in the submission: {str(meta.get('error', 'no reason given'))[:6000]}"
             )
         return Reply(meta, out, seconds)
+
+    def _refuse_early_answer(self, op: str) -> None:
+        """An answer that lies ready before the question was forged, and would look infinitely fast."""
+        self._sock.setblocking(False)
+        try:
+            early = self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        if early:
+            self.kill()
+            raise InvalidSubmission(f"the submission sent data to the scorer before it was asked to ({op})")
 
     def _death(self, op: str) -> str:
         status = self._handle.wait(5.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proctor.box.base import Bind, Box, BoxKind, BoxSpec
-from proctor.errors import InvalidSubmission
+from proctor.errors import InfrastructureError, InvalidSubmission
 from proctor.inbox import LIB
 from proctor.scoring.link import CandidateLink
 from proctor.scoring.snapshot import Snapshot
@@ -47,6 +47,7 @@ class _Warm:
     box: Box
     link: CandidateLink
     ready: bool = False
+    discarded: bool = False
     stderr: Path = field(default=Path())
 
     def freeze(self) -> None:
@@ -74,7 +75,10 @@ class _Warm:
 
 
 class CandidatePool:
-    """Starts candidate boxes ahead of need and hands each out once."""
+    """Starts candidate boxes ahead of need and hands each out once.
+
+    Until a box is handed out nothing of a submission is in it: whatever goes wrong before that is a fault of ours.
+    """
 
     def __init__(self, setup: CandidateSetup, warm: int) -> None:
         self._setup = setup
@@ -82,35 +86,43 @@ class CandidatePool:
         self._waiting: list[_Warm] = []
         self._in_use: list[_Warm] = []
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._starting = 0
         self._count = 0
         self._closed = False
 
     def fill(self, *, wait: bool = False) -> None:
-        """Start boxes until enough are waiting; with `wait`, return when they have imported the runtime."""
-        while (number := self._next_missing()) is not None:
-            started = self._start(number)
-            if not self._keep(started):
-                self._discard(started)
+        """Start boxes until enough are waiting; with `wait`, return when they have imported the runtime.
+
+        Raises:
+            InfrastructureError: A box cannot be started, or the runtime cannot be imported in it.
+        """
+        while True:
+            with self._starting_one() as number:
+                if number is None or len(self._waiting) >= self._wanted:
+                    break
+                started = self._build(number)
+                with self._lock:
+                    self._waiting.append(started)
         if wait:
             for warm in list(self._waiting):
                 self._await(warm)
 
-    def _next_missing(self) -> int | None:
-        """A number for one more box, or None if enough are waiting or the pool is closed."""
+    @contextmanager
+    def _starting_one(self) -> Iterator[int | None]:
+        """A number for a box that is about to be started; None if the pool is closed. `close` waits for the end."""
         with self._lock:
-            if self._closed or len(self._waiting) >= self._wanted:
-                return None
+            number = None if self._closed else self._count
             self._count += 1
-            return self._count
+            self._starting += 1
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._starting -= 1
+                self._idle.notify_all()
 
-    def _keep(self, warm: _Warm) -> bool:
-        """Let a box wait for its submission; False if the pool was closed in the meantime."""
-        with self._lock:
-            if not self._closed:
-                self._waiting.append(warm)
-            return not self._closed
-
-    def _start(self, number: int) -> _Warm:
+    def _build(self, number: int) -> _Warm:
         setup = self._setup
         root = setup.root / f"slot{number}"
         slot = root / "workspace"
@@ -157,25 +169,45 @@ class CandidatePool:
 
     @staticmethod
     def _await(warm: _Warm) -> None:
-        if not warm.ready:
+        if warm.ready:
+            return
+        try:
             warm.link.wait_ready(WARM_TIMEOUT_S)
-            warm.link.compute_s = 0.0
-            warm.ready = True
+        except InvalidSubmission as error:
+            raise InfrastructureError(f"the candidate's box did not get ready: {error}") from None
+        warm.link.compute_s = 0.0
+        warm.ready = True
+
+    def _take(self) -> _Warm:
+        """A box that lives and is ready. One that died while it waited is nobody's fault: the next one is taken."""
+        while True:
+            with self._lock:
+                warm = self._waiting.pop(0) if self._waiting else None
+                if warm is not None:
+                    self._in_use.append(warm)
+            if warm is None:
+                break
+            if warm.box.wait(0.0) is None:
+                return warm
+            self._discard(warm)
+        with self._starting_one() as number:
+            if number is None:
+                raise InfrastructureError("the run is over: no more candidates are started")
+            fresh = self._build(number)
+            with self._lock:
+                self._in_use.append(fresh)
+            return fresh
 
     @contextmanager
     def open(
         self, snapshot: Snapshot, on_close: Callable[[CandidateLink], None] | None = None
     ) -> Iterator[CandidateLink]:
-        """A fresh candidate that sees `snapshot`, and nothing else of the run, as its /workspace."""
-        with self._lock:
-            warm = self._waiting.pop(0) if self._waiting else None
-        if warm is None:
-            with self._lock:
-                self._count += 1
-                number = self._count
-            warm = self._start(number)
-        with self._lock:
-            self._in_use.append(warm)
+        """A fresh candidate that sees `snapshot`, and nothing else of the run, as its /workspace.
+
+        Raises:
+            InfrastructureError: No box can be had.
+        """
+        warm = self._take()
         try:
             self._await(warm)
             show(snapshot.files, warm.slot)
@@ -196,13 +228,18 @@ class CandidatePool:
         with self._lock:
             if warm in self._in_use:
                 self._in_use.remove(warm)
+            if warm.discarded:
+                return
+            warm.discarded = True
         warm.link.close()
         warm.box.close()
         shutil.rmtree(warm.slot.parent, ignore_errors=True)
 
     def close(self) -> None:
+        """End every box; when this returns none is left, none is being started, and none will be."""
         with self._lock:
             self._closed = True
+            self._idle.wait_for(lambda: self._starting == 0)
             left = [*self._waiting, *self._in_use]
             self._waiting.clear()
         for warm in left:
@@ -210,11 +247,15 @@ class CandidatePool:
 
 
 def show(files: Path, slot: Path) -> None:
-    """Put a snapshot's files into a slot: hard links where possible (the box sees them read-only), copies elsewhere."""
+    """Put a snapshot's files into a slot: hard links where possible (the box sees them read-only), copies elsewhere.
+
+    Raises:
+        InfrastructureError: They cannot be laid out; the snapshot was already copied once, so that is the disk's doing.
+    """
     try:
         shutil.copytree(files, slot, copy_function=_link, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
-        raise InvalidSubmission(f"the frozen submission could not be laid out: {error}") from error
+        raise InfrastructureError(f"the frozen submission could not be laid out: {error}") from error
 
 
 def _link(source: str, target: str) -> str:

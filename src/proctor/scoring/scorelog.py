@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from pydantic import ValidationError
 
 from proctor.jsonio import append_line, read_lines
 from proctor.spec import Aggregation, Direction, ScoreEntry
+from proctor.tasks.base import Task
+
+WINDOW_S = 300.0
+"""1GC-7RC keeps the best artefact of each window of five minutes."""
+KEPT_FAULTS = 5
+"""Artefacts whose scoring failed on our side and that are scored again at the end, at most."""
 
 
 class ScoreLog:
@@ -48,8 +55,42 @@ def counting(entries: tuple[ScoreEntry, ...], direction: Direction, aggregation:
     """The entry whose artefact counts: the best (the earliest of equals) or the last valid one, of what was visible."""
     best: ScoreEntry | None = None
     for entry in entries:
-        if entry.split != "visible" or entry.status != "scored" or entry.origin not in ("agent", "final"):
+        if not _counts(entry):
             continue
         if aggregation is Aggregation.LAST or best is None or direction.better(entry.score, best.score):
             best = entry
     return best
+
+
+def _counts(entry: ScoreEntry) -> bool:
+    return (
+        entry.split == "visible"
+        and entry.origin in ("agent", "final")
+        and entry.status == "scored"
+        and entry.score is not None
+        and math.isfinite(entry.score)
+    )
+
+
+def unjudged(entries: tuple[ScoreEntry, ...]) -> list[ScoreEntry]:
+    """Visible scorings of which only a fault of ours came, the latest of each artefact; the newest few."""
+    judged = {e.sha256 for e in entries if e.split == "visible" and e.status != "error"}
+    faults = {e.sha256: e for e in entries if e.split == "visible" and e.status == "error" and e.artefact}
+    return [entry for sha256, entry in faults.items() if sha256 not in judged][-KEPT_FAULTS:]
+
+
+def worth_keeping(entries: tuple[ScoreEntry, ...], task: Task) -> set[str]:
+    """Artefacts that may yet be asked for: the best of each five minutes, the one that counts, the last, and those
+    that have not been judged."""
+    best: dict[int, ScoreEntry] = {}
+    last: ScoreEntry | None = None
+    for entry in entries:
+        if entry.split != "visible" or entry.artefact is None:
+            continue
+        last = entry
+        window = int(entry.elapsed_s // WINDOW_S)
+        if _counts(entry) and (window not in best or task.metric.direction.better(entry.score, best[window].score)):
+            best[window] = entry
+    chosen = counting(entries, task.metric.direction, task.aggregation)
+    kept = [*best.values(), *unjudged(entries), *(e for e in (chosen, last) if e is not None)]
+    return {str(entry.artefact) for entry in kept}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,16 +17,17 @@ from proctor.clock import BudgetClock, Clock
 from proctor.data.assets import Assets
 from proctor.errors import InfrastructureError, InvalidSubmission, ProctorError
 from proctor.events import EventLog
+from proctor.jsonio import to_plain
 from proctor.scoring.link import CandidateLink
 from proctor.scoring.pool import CandidatePool
-from proctor.scoring.scorelog import ScoreLog
+from proctor.scoring.scorelog import ScoreLog, worth_keeping
 from proctor.scoring.snapshot import Snapshot, Snapshots
 from proctor.scoring.timing import timing_lock
 from proctor.spec import Protocol, RunSpec, ScoreEntry
 from proctor.tasks.base import Candidate, Evaluation, EvaluationContext, Task
 
-# What may go wrong in a task's evaluation through a fault of ours or of a plug-in. It must cost one scoring, never a
-# run, so these are caught in one place, here, logged with their type, and reported as `error`, not as `invalid`.
+# What may go wrong on our side outside of a task's own code (a disk, a box, a lock): logged and reported as `error`,
+# never as `invalid`.
 FAULTS = (
     ProctorError,
     OSError,
@@ -39,6 +40,7 @@ FAULTS = (
     TypeError,
     ValueError,
 )
+TIME_IS_UP = "the time is up"
 
 Origin = Literal["agent", "final", "silent", "seal"]
 
@@ -50,6 +52,19 @@ class Frozen:
     snapshot: Snapshot
     elapsed_s: float
     frozen_s: float
+
+
+@dataclass
+class _Times:
+    """Where the time of one scoring goes; seconds, `began` on the monotonic clock."""
+
+    began: float
+    began_elapsed_s: float
+    elapsed_s: float
+    """The agent's clock at the freeze."""
+    frozen_s: float = 0.0
+    waited_s: float = 0.0
+    """For other runs' timings. It is credited to the agent, and counted neither as frozen nor as scoring."""
 
 
 class ScoringService:
@@ -97,6 +112,7 @@ class ScoringService:
         self._one_at_a_time = threading.Lock()
         self._freezing = threading.RLock()
         self._box: Box | None = None
+        self._held: set[str] = set()
         self._refill: threading.Thread | None = None
 
     def attach(self, box: Box) -> None:
@@ -113,36 +129,52 @@ class ScoringService:
         with self._one_at_a_time:
             pass
 
+    def _times(self) -> _Times:
+        elapsed = self._budget.elapsed()
+        return _Times(self._clock.monotonic(), elapsed, elapsed)
+
     @contextmanager
-    def frozen(self, *, drain: bool = False) -> Iterator[Callable[[], float]]:
-        """The agent's box stopped. Yields a function: seconds frozen so far.
+    def _frozen(self, times: _Times, *, drain: bool = False) -> Iterator[None]:
+        """The agent's box stopped.
 
         With `drain` also the GPU work that it had queued is done: a copy of files need not wait for that, a timing
         must.
         """
         with self._freezing:
-            began = time.monotonic()
+            began = self._clock.monotonic()
             box = self._box
-            if box is not None:
-                box.freeze()
-                if drain and not self._drain():
-                    self._events.write("gpu_not_drained")
             try:
-                yield lambda: time.monotonic() - began
+                if box is not None:
+                    box.freeze()
+                    if drain and not self._drain():
+                        self._events.write("gpu_not_drained")
+                times.elapsed_s = self._budget.elapsed()
+                yield
             finally:
                 if box is not None:
                     box.thaw()
+                times.frozen_s += self._clock.monotonic() - began - times.waited_s
 
-    def freeze_and_copy(self, target: str | None = None, *, silent: bool = False) -> Frozen:
+    def freeze_and_copy(
+        self, target: str | None = None, *, silent: bool = False, without: frozenset[str] = frozenset()
+    ) -> Frozen:
         """Freeze the agent, copy the submission, thaw it.
+
+        Args:
+            target: What to score; the newest by default.
+            silent: For the curve: a file that has just been written is passed over, and the copy is kept until the
+                end, when it is scored.
+            without: Targets not to choose.
 
         Raises:
             InvalidSubmission: There is nothing that can be scored.
         """
-        with self.frozen() as seconds:
-            elapsed = self._budget.elapsed()
-            snapshot = self.snapshots.take(target, now=time.time() if silent else None)
-            return Frozen(snapshot, elapsed, seconds())
+        times = self._times()
+        with self._frozen(times):
+            snapshot = self.snapshots.take(target, now=time.time() if silent else None, without=without)
+            if silent:
+                self._held.add(snapshot.name)
+        return Frozen(snapshot, times.elapsed_s, times.frozen_s)
 
     def score(self, origin: Origin, target: str | None = None, note: str = "") -> ScoreEntry:
         """Score the submission as it is now on the visible split; the answer is on disk when this returns.
@@ -151,41 +183,63 @@ class ScoringService:
         final state.
         """
         with self._one_at_a_time:
-            if origin == "agent" and not self._budget.running:
-                return self._entry("error", "the time is up")
-            began = time.monotonic()
-            elapsed = self._budget.elapsed()
-            frozen_s = 0.0
+            if origin == "agent" and (not self._budget.running or self._budget.expired()):
+                return self._entry("error", TIME_IS_UP)
+            times = self._times()
             snapshot: Snapshot | None = None
             try:
                 if self._task.policy.freeze_while_scoring:
-                    with timing_lock(self._spec.run_id), self.frozen(drain=True) as seconds:
-                        elapsed = self._budget.elapsed()
+                    with self._frozen(times, drain=True), timing_lock(self._spec.run_id, self._waiter(times)):
                         snapshot = self.snapshots.take(target)
                         entry = self._evaluate(snapshot, "visible", True)
-                        frozen_s = seconds()
                 else:
-                    copy = self.freeze_and_copy(target)
-                    snapshot, elapsed, frozen_s = copy.snapshot, copy.elapsed_s, copy.frozen_s
+                    with self._frozen(times):
+                        snapshot = self.snapshots.take(target)
                     entry = self._evaluate(snapshot, "visible", True)
             except InvalidSubmission as error:
                 entry = self._entry("invalid", str(error))
             except FAULTS as error:
-                entry = self._entry("error", f"scoring failed on our side ({type(error).__name__}): {error}")
-            return self._record(entry, origin, snapshot, elapsed, frozen_s, began, note)
+                entry = self._fault(error)
+            recorded = self._record(entry, origin, snapshot, times, note)
+            self.thin()
+            return recorded
 
     def score_frozen(
         self, origin: Origin, copy: Frozen, split: Literal["visible", "hidden"], *, audit: bool = True
     ) -> ScoreEntry:
         """Score an earlier snapshot. The agent has ended, so nothing is frozen and no clock runs."""
         with self._one_at_a_time:
-            began = time.monotonic()
-            if self._task.policy.freeze_while_scoring:
-                with timing_lock(self._spec.run_id):
+            times = self._times()
+            try:
+                if self._task.policy.freeze_while_scoring:
+                    with timing_lock(self._spec.run_id, self._waiter(times)):
+                        entry = self._evaluate(copy.snapshot, split, audit)
+                else:
                     entry = self._evaluate(copy.snapshot, split, audit)
-            else:
-                entry = self._evaluate(copy.snapshot, split, audit)
-            return self._record(entry, origin, copy.snapshot, copy.elapsed_s, 0.0, began, "")
+            except FAULTS as error:
+                entry = self._fault(error)
+            times.elapsed_s = copy.elapsed_s
+            return self._record(entry, origin, copy.snapshot, times, "")
+
+    def _waiter(self, times: _Times) -> Callable[[float], None]:
+        """Books waiting for other runs: the agent, frozen meanwhile, gets it back as it passes."""
+
+        def waited(seconds: float) -> None:
+            times.waited_s += seconds
+            self._budget.credit(seconds)
+
+        return waited
+
+    def thin(self, *, ended: bool = False, keep: frozenset[str] = frozenset()) -> int:
+        """Drop the artefacts that nobody will ask for again; how many went.
+
+        Args:
+            ended: The run is over, so that the copies for the curve have been scored and may go too.
+            keep: Artefacts to keep whatever they scored.
+        """
+        with self._freezing:
+            held = set() if ended else self._held
+            return self.snapshots.drop_all_but(worth_keeping(self.log.entries, self._task) | held | keep)
 
     def _evaluate(self, snapshot: Snapshot, split: Literal["visible", "hidden"], audit: bool) -> ScoreEntry:
         """One evaluation, with every way in which it can end turned into an entry."""
@@ -195,8 +249,14 @@ class ScoringService:
             nonlocal computing
             computing += link.compute_s
 
+        limit = self._task.policy.timeout_s
+        late = InvalidSubmission(f"scoring took longer than the {limit:g} s that this task allows")
+        timed_out = threading.Event()
+
         @contextmanager
         def opened() -> Iterator[Candidate]:
+            if timed_out.is_set():
+                raise late
             with self._pool.open(snapshot, count) as link:
                 yield link
 
@@ -215,8 +275,6 @@ class ScoringService:
             python=self._python,
             audit=audit,
         )
-        limit = self._task.policy.timeout_s
-        timed_out = threading.Event()
 
         def expire() -> None:
             timed_out.set()
@@ -224,19 +282,26 @@ class ScoringService:
 
         watchdog = threading.Timer(limit, expire)
         watchdog.start()
-        began = time.monotonic()
+        began = self._clock.monotonic()
         try:
             entry = self._judged(self._task.evaluate(context), snapshot)
         except InvalidSubmission as error:
-            late = f"scoring took longer than the {limit:g} s that this task allows"
-            entry = self._entry("invalid", late if timed_out.is_set() else str(error))
-        except FAULTS as error:
-            self._events.write("scoring_error", error=f"{type(error).__name__}: {error}")
-            entry = self._entry("error", f"scoring failed on our side ({type(error).__name__}): {error}")
+            entry = self._entry("invalid", str(late if timed_out.is_set() else error))
+        except Exception as error:  # noqa: BLE001  a plug-in may raise anything: it costs one scoring, never a run
+            entry = self._fault(error)
         finally:
             watchdog.cancel()
-        own = max(0.0, time.monotonic() - began - computing)
+        own = max(0.0, self._clock.monotonic() - began - computing)
         return entry.model_copy(update={"overhead_s": own})
+
+    def _fault(self, error: Exception) -> ScoreEntry:
+        """A scoring that failed on our side. The agent learns the kind of fault only: the text may name hidden data."""
+        kind = type(error).__name__
+        text = f"{kind}: {error}"[:2000]
+        trace = "".join(traceback.format_tb(error.__traceback__)[-4:])
+        self._events.write("scoring_error", error=text, trace=trace)
+        entry = self._entry("error", f"scoring failed on our side ({kind}); this does not count against you, try again")
+        return entry.model_copy(update={"details": {"error": text}})
 
     def _judged(self, evaluation: Evaluation, snapshot: Snapshot) -> ScoreEntry:
         """The entry of an evaluation: a void finding, a score outside the metric's range or NaN never counts."""
@@ -259,7 +324,7 @@ class ScoringService:
         return entry.model_copy(
             update={
                 "score": None if score is None else float(score),
-                "details": evaluation.details,
+                "details": to_plain(evaluation.details),
                 "findings": tuple(evaluation.findings),
             }
         )
@@ -277,16 +342,10 @@ class ScoringService:
         )
 
     def _record(
-        self,
-        entry: ScoreEntry,
-        origin: Origin,
-        snapshot: Snapshot | None,
-        elapsed_s: float,
-        frozen_s: float,
-        began: float,
-        note: str,
+        self, entry: ScoreEntry, origin: Origin, snapshot: Snapshot | None, times: _Times, note: str
     ) -> ScoreEntry:
-        seconds = time.monotonic() - began
+        """Book the time, and write the line: what could not be written does not count."""
+        seconds = max(0.0, self._clock.monotonic() - times.began - times.waited_s)
         split: Literal["visible", "hidden"] = "hidden" if origin in ("silent", "seal") else "visible"
         filled = entry.model_copy(
             update={
@@ -294,17 +353,24 @@ class ScoringService:
                 "split": split,
                 "artefact": snapshot.name if snapshot else None,
                 "sha256": snapshot.sha256 if snapshot else None,
-                "elapsed_s": round(elapsed_s, 4),
-                "frozen_s": round(frozen_s, 4),
+                "elapsed_s": round(times.elapsed_s, 4),
+                "frozen_s": round(times.frozen_s, 4),
                 "scoring_s": round(seconds, 4),
                 "overhead_s": round(entry.overhead_s, 4),
                 "note": note[:1000],
             }
         )
         if origin == "agent":
-            self._budget.book("scoring", seconds)
-            self._budget.book("frozen", frozen_s)
-        recorded = self.log.append(filled)
+            # A scoring may outlive the agent's clock; only what lay on it is booked.
+            on_clock = self._budget.elapsed() - times.began_elapsed_s
+            self._budget.book("scoring", min(seconds, on_clock))
+            self._budget.book("frozen", min(times.frozen_s, on_clock))
+        try:
+            recorded = self.log.append(filled)
+        except OSError as error:
+            self._events.write("score_not_logged", error=str(error), score=filled.score)
+            text = f"the score could not be written down ({error.strerror}), so it does not count; try again"
+            recorded = filled.model_copy(update={"status": "error", "score": None, "message": text})
         self._warm_again()
         return recorded
 
@@ -317,13 +383,5 @@ class ScoringService:
     def _fill(self) -> None:
         try:
             self._pool.fill()
-        except InfrastructureError as error:
-            self._events.write("refill_failed", error=error.message)
-
-
-def snapshot_folder(run: Path, entry: ScoreEntry) -> Path | None:
-    """Where the artefact of a score-log line is kept, if it still is."""
-    if entry.artefact is None:
-        return None
-    folder = run / "snapshots" / entry.artefact
-    return folder if folder.is_dir() else None
+        except (InfrastructureError, OSError) as error:
+            self._events.write("refill_failed", error=str(error))

@@ -75,7 +75,7 @@ def main():
     print(f"tuning {len(start)} constants of {script}: {start}", flush=True)
     best, best_source, longest = None, original, 0.0
     while True:
-        left = tool("clock").get("remaining_s", 0.0)
+        left = tool("clock").get("remaining_s") or 0.0
         if left < max(longest * MARGIN, 1.0) + RESERVE_S:
             break
         began = time.monotonic()

@@ -23,6 +23,8 @@ def ask(request):
         data = b""
         while part := connection.recv(65536):
             data += part
+    if not data.endswith(b"\n"):
+        raise ConnectionError("it closed the line without an answer")
     return json.loads(data)
 
 
@@ -45,6 +47,7 @@ def main(op, arguments):
         answer = ask(request)
     except (OSError, ValueError) as error:
         answer = {"status": "error", "score": None, "message": f"the scorer does not answer: {error}"}
+        answer.update(elapsed_s=None, remaining_s=None)
     print(json.dumps(answer), flush=True)
     return {"scored": 0, "hidden": 0, "ok": 0, "invalid": 3}.get(answer.get("status"), 4)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 import struct
 import time
@@ -40,7 +41,7 @@ def send(
     deadline: float | None = None,
 ) -> None:
     """Send one frame. `deadline` is a `time.monotonic` value; `TimeoutError` past it."""
-    plain = {name: np.ascontiguousarray(value) for name, value in (arrays or {}).items()}
+    plain = {name: np.asarray(value, order="C") for name, value in (arrays or {}).items()}
     described = [{"name": k, "dtype": str(v.dtype), "shape": list(v.shape)} for k, v in plain.items()]
     raw = json.dumps({**header, "arrays": described, "fds": len(fds)}).encode()
     if len(raw) > MAX_HEADER:
@@ -61,13 +62,31 @@ def send(
 def receive(
     sock: socket.socket, max_bytes: int, deadline: float | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]], list[int]]:
-    """Receive one frame; array bytes in all are at most `max_bytes`. Returns header, arrays, descriptors."""
+    """Receive one frame; array bytes in all are at most `max_bytes`. Returns header, arrays, descriptors.
+
+    Raises:
+        WireClosed: The other side has closed the connection.
+        WireError: What came is not a frame. Descriptors that came with it have been closed.
+        TimeoutError: The deadline has passed.
+    """
     _set_timeout(sock, deadline)
     fds = array.array("i")
     first, ancillary, _, _ = sock.recvmsg(4, socket.CMSG_SPACE(MAX_FDS * fds.itemsize))
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    try:
+        header, arrays = _receive_body(sock, first, max_bytes, deadline)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return header, arrays, list(fds)
+
+
+def _receive_body(
+    sock: socket.socket, first: bytes, max_bytes: int, deadline: float | None
+) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     if not first:
         raise WireClosed("the connection was closed")
     prefix = first + bytes(_receive_exact(sock, 4 - len(first), deadline))
@@ -77,7 +96,7 @@ def receive(
     try:
         header = json.loads(bytes(_receive_exact(sock, length, deadline)))
         listed = [(str(a["name"]), str(a["dtype"]), tuple(int(n) for n in a["shape"])) for a in header["arrays"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise WireError(f"the header is not what it should be: {error}") from None
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     left = max_bytes
@@ -90,8 +109,17 @@ def receive(
         if size > left:
             raise WireError(f"array {name!r} of shape {shape} is larger than what was asked for")
         left -= size
-        arrays[name] = np.frombuffer(_receive_exact(sock, size, deadline), dtype=dtype).reshape(shape)
-    return header, arrays, list(fds)
+        arrays[name] = _as_array(name, _receive_exact(sock, size, deadline), dtype, shape)
+    return header, arrays
+
+
+def _as_array(name: str, raw: bytearray, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    try:
+        # A bool that is neither 0 nor 1 would be true, and yet differ from True.
+        flat = np.frombuffer(raw, dtype="uint8") != 0 if dtype == "bool" else np.frombuffer(raw, dtype=dtype)
+        return flat.reshape(shape)
+    except (ValueError, OverflowError) as error:  # dimensions beside a 0 that no array can have
+        raise WireError(f"array {name!r} cannot have the shape {shape}: {error}") from None
 
 
 def _set_timeout(sock: socket.socket, deadline: float | None) -> None:
