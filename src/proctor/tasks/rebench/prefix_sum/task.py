@@ -53,8 +53,17 @@ class PrefixSum(Task):
     artefact = ArtefactRule(
         targets=("solution.py",), missing="There is no solution.py in /workspace; it must define prefix_sum(x, out)."
     )
-    policy = ScorePolicy(freeze_while_scoring=True, timeout_s=900.0)
-    calibrations: ClassVar[Mapping[str, Calibration]] = {}
+    policy = ScorePolicy(freeze_while_scoring=True, timeout_s=600.0)
+    calibrations: ClassVar[Mapping[str, Calibration]] = {
+        "mini": Calibration(
+            start=5.802,
+            reference=2.994,
+            start_std=0.014,
+            reference_std=0.042,
+            source="2 cores of an AMD EPYC (Zen 4) virtual machine, one of them busy with other work, torch 2.13; "
+            "five scorings of the start, three of the reference",
+        )
+    }
 
     def reference_files(self, tier: str) -> dict[str, bytes]:
         """The mini tier's reference is for the CPU, the full tier's for a GPU."""
