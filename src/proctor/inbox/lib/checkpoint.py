@@ -73,7 +73,9 @@ def read_checkpoint(path: Path, target: str) -> tuple[str, dict[str, Any], dict[
     except pickle.UnpicklingError as error:
         reason = str(error).replace("\n", " ")
         if "Unsupported global" not in reason and "Unsupported class" not in reason:
-            raise CheckpointError(f"{target} is not a file that torch.save wrote, or it is damaged; save it again") from None
+            raise CheckpointError(
+                f"{target} is not a file that torch.save wrote, or it is damaged; save it again"
+            ) from None
         raise CheckpointError(
             f"{target} holds pickled objects, which are refused (weights_only=True); save only tensors, numbers, text, "
             f"lists and dicts: {EXAMPLE}. torch said: {reason[:600]}"
@@ -100,7 +102,9 @@ def import_script(workspace: Path, script: str, target: str) -> Any:
     """Import the submission's script as a module (its `if __name__ == "__main__"` part does not run)."""
     path = (workspace / script).resolve()
     if not path.is_relative_to(workspace):
-        raise CheckpointError(f"{target} names the script {script!r}, which is outside the workspace; use a path inside it")
+        raise CheckpointError(
+            f"{target} names the script {script!r}, which is outside the workspace; use a path inside it"
+        )
     if path.suffix != ".py" or not path.is_file():
         raise CheckpointError(
             f"{target} names the script {script!r}, but the workspace has no such Python file; 'script' is the path of "
@@ -129,7 +133,9 @@ def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], script: str
     try:
         model.load_state_dict(weights, strict=True)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise CheckpointError(misfit(model.state_dict(), weights, script) or f"load_state_dict failed: {error}") from None
+        raise CheckpointError(
+            misfit(model.state_dict(), weights, script) or f"load_state_dict failed: {error}"
+        ) from None
 
 
 def misfit(wanted: Mapping[str, Any], got: Mapping[str, Any], script: str) -> str:
@@ -157,6 +163,12 @@ def misfit(wanted: Mapping[str, Any], got: Mapping[str, Any], script: str) -> st
 def shape_of(value: Any) -> str:
     """Shape of a tensor as text, or what it is if it is none."""
     return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else f"not a tensor but {type(value).__name__}"
+
+
+def warm() -> None:
+    """Start torch's threads and libraries, so that the first batch does not pay for it."""
+    a = torch.ones(64, 64)
+    float((a @ a).sum())
 
 
 class ModelServer:
