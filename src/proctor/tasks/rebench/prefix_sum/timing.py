@@ -13,7 +13,7 @@ from proctor.spec import Finding
 
 FLOOR_FACTOR = 0.8
 """A time below this share of the fastest plain copy seen in the same scoring is not believed. The fastest of five:
-copies on a shared CPU were seen to take 1.0 to 2.6 times the fastest within one scoring, so that disturbance only lowers
+copies on a shared CPU took 1.0 to 2.6 times the fastest within one scoring, so that disturbance only lowers
 the floor. The rest allows for a way of moving the bytes that is better than the libraries' copy, which on a GPU reaches
 about 0.85 of the memory's rated bandwidth."""
 CLOCK_RATIO = 1.5
