@@ -10,6 +10,8 @@ from pathlib import Path
 from proctor.agents.base import Agent, Launch, Sitting
 from proctor.errors import UsageError
 
+HOW = "write --agent command:PATH or command:'PATH ARGS'"
+
 
 class Command(Agent):
     name = "command"
@@ -22,8 +24,8 @@ class Command(Agent):
 
     def check(self, argument: str | None) -> None:
         program, _ = split(argument)
-        if not program.is_file():
-            raise UsageError(f"{program} is not a file", "write --agent command:PATH or command:'PATH ARGS'")
+        if not _is_file(program):
+            raise UsageError(f"{program} is not a file", HOW)
         if not os.access(program, os.X_OK):
             raise UsageError(f"{program} cannot be executed", f"chmod +x {shlex.quote(str(program))}")
 
@@ -39,19 +41,26 @@ class Command(Agent):
 
 def split(argument: str | None) -> tuple[Path, list[str]]:
     """The program and its arguments. A path with spaces needs no quoting if the whole text names a file."""
-    if not argument:
-        raise UsageError("command needs a program", "write --agent command:PATH or command:'PATH ARGS'")
-    whole = Path(argument).expanduser()
-    if whole.is_file():
-        return whole.resolve(), []
     try:
-        words = shlex.split(argument)
-    except ValueError as error:
-        raise UsageError(f"command:{argument} cannot be read: {error}") from None
-    program = Path(words[0]).expanduser()
-    if not program.exists() and "/" not in words[0] and (found := shutil.which(words[0])):
+        words = shlex.split(argument or "")
+        whole = Path(argument or "").expanduser()
+        program = Path(words[0]).expanduser() if words else Path()
+    except (ValueError, RuntimeError) as error:  # an open quote; a ~name without a home folder
+        raise UsageError(f"command:{argument} cannot be read: {error}", HOW) from None
+    if not words:
+        raise UsageError("command needs a program", HOW)
+    if _is_file(whole):
+        return whole.resolve(), []
+    if "/" not in words[0] and not _is_file(program) and (found := shutil.which(words[0])):
         program = Path(found)
     return program.resolve(), words[1:]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a long command line is no file name
+        return False
 
 
 AGENT = Command()

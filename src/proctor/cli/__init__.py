@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Any
 
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 
 from proctor import __version__
+from proctor.cli.terminal import console, say
 from proctor.errors import InfrastructureError, ProctorError, UsageError
 
 # What Typer raises for a wrong option or a missing argument: the root of its parameter errors, whichever click it
@@ -45,31 +48,39 @@ def main() -> None:
     """The console script: runs a command, and turns faults into words and exit codes."""
     from proctor.cli import doctor, fetch, listing, report, run, score, worker  # noqa: F401  (they register commands)
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a command
     # Only what a person must read goes to stderr; stdout is for results.
-    console = Console(stderr=True)
+    stderr = console(stderr=True)
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except typer.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except KeyboardInterrupt:
-        console.print("interrupted", style="red")
+        say(stderr, "interrupted", style="red")
         sys.exit(EXIT_INTERRUPTED)
     except InfrastructureError as error:
-        _say(console, error)
+        _say(stderr, error)
         sys.exit(EXIT_INFRASTRUCTURE)
     except (UsageError, ProctorError) as error:
-        _say(console, error)
+        _say(stderr, error)
         sys.exit(EXIT_USAGE)
     except BrokenPipeError:  # the reader of a pipe has gone: nothing to say to anyone
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except UsageFault as error:
         error.show()
         sys.exit(EXIT_USAGE)
+    except OSError as error:  # a disk, a permission: this machine's, and named
+        where = f" ({error.filename})" if error.filename else ""
+        _say(stderr, InfrastructureError(f"{error.strerror or error}{where}"))
+        sys.exit(EXIT_INFRASTRUCTURE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _say(console: Console, error: ProctorError) -> None:
-    console.print(f"error: {error.message}", style="red", markup=False, highlight=False)
+def _say(target: Console, error: ProctorError) -> None:
+    say(target, f"error: {error.message}", style="red")
     if error.hint:
-        console.print(f"  -> {error.hint}", markup=False, highlight=False)
+        say(target, f"  -> {error.hint}")

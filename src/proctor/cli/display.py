@@ -30,10 +30,16 @@ def score_text(value: float | None) -> str:
 
 
 class Display:
-    """The state of every run of an experiment, refreshed from disk."""
+    """The state of every run of an experiment, refreshed from disk.
 
-    def __init__(self, experiment: Experiment) -> None:
+    Args:
+        experiment: Whose runs.
+        probe: Look whether workers live; for those who did not start them.
+    """
+
+    def __init__(self, experiment: Experiment, *, probe: bool = False) -> None:
         self._experiment = experiment
+        self._probe = probe
         self._rows: dict[str, dict[str, Any]] = {}
         self._told: dict[str, str] = {}
 
@@ -41,7 +47,7 @@ class Display:
         for run in self._experiment.runs:
             known = self._rows.get(run.root.name)
             if known is None or known["state"] != "ended":
-                self._rows[run.root.name] = _row(run)
+                self._rows[run.root.name] = _row(run, self._probe)
 
     def rows(self) -> list[dict[str, Any]]:
         return list(self._rows.values())
@@ -81,7 +87,7 @@ class Display:
             ("GPU", "right"),
             ("result", "right"),
         ):
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows():
             ended = row["state"] == "ended"
             gpu = f"{100 * row['gpu_busy']:.0f} %" if row["gpu_busy"] is not None else ""
@@ -99,7 +105,7 @@ class Display:
         return table
 
 
-def _row(run: RunFolder) -> dict[str, Any]:
+def _row(run: RunFolder, probe: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "run": run.root.name,
         "state": "planned",
@@ -130,10 +136,16 @@ def _row(run: RunFolder) -> dict[str, Any]:
             "gpu_busy": result.gpu_busy_fraction,
             "reason": result.reason,
         }
+    if not run.lock_file.exists():
+        return row
+    if probe and not run.worker_alive():
+        return {**row, "state": "worker gone"}
     try:
         live = json.loads(run.live.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {**row, "state": "preparing"} if run.lock_file.exists() else row
+        live = None
+    if not isinstance(live, dict):
+        return {**row, "state": "preparing"}
     return {
         **row,
         "state": live.get("phase", "running"),

@@ -13,6 +13,7 @@ from proctor.agents.registry import all_agents
 from proctor.box.registry import KINDS
 from proctor.box.runtime import default_python
 from proctor.cli import EXIT_INFRASTRUCTURE, app
+from proctor.cli.terminal import console, say
 from proctor.data.assets import cache_root, data_state
 from proctor.gpu import list_gpus
 from proctor.hardware import hardware, versions
@@ -71,31 +72,31 @@ def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="Print o
     if as_json:
         sys.stdout.write(to_json(report) + "\n")
     else:
-        _show(report, Console())
+        _show(report, console())
     raise typer.Exit(0 if report["ok"] else EXIT_INFRASTRUCTURE)
 
 
-def _show(report: dict[str, Any], console: Console) -> None:
+def _show(report: dict[str, Any], target: Console) -> None:
     machine = report["hardware"]
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none"
     size = f"{machine['cores']:g} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
-    console.print(f"machine   {machine['cpu']}, {size}; GPU: {gpus}", markup=False)
-    console.print(f"versions  {', '.join(f'{k} {v}' for k, v in report['versions'].items())}", markup=False)
-    console.print(f"cache     {report['cache']}", markup=False)
+    say(target, f"machine   {machine['cpu']}, {size}; GPU: {gpus}")
+    say(target, f"versions  {', '.join(f'{k} {v}' for k, v in report['versions'].items())}")
+    say(target, f"cache     {report['cache']}")
     for name, box in report["boxes"].items():
         state = "usable" if box["usable"] else "not usable"
         isolation = "isolated" if box["isolated"] else "NO isolation"
-        console.print(f"\nbox {name}: {state}, {isolation}", style="bold", markup=False)
+        say(target, f"\nbox {name}: {state}, {isolation}", style="bold")
         for what, how in box["enforced"].items():
-            console.print(f"  {what:13} {how or 'not enforced'}", markup=False, highlight=False)
+            say(target, f"  {what:13} {how or 'not enforced'}")
     table = Table(box=None, pad_edge=False, header_style="bold", title=None)
     for column in ("task", "data", "GPUs", "runs here"):
         table.add_column(column)
     for name, task in report["tasks"].items():
         table.add_row(name, task["data"], str(task["gpus"] or ""), "yes" if task["runs_here"] else "no")
-    console.print()
-    console.print(table)
+    target.print()
+    target.print(table)
     if report["advice"]:
-        console.print("\nwhat to do", style="bold")
+        say(target, "\nwhat to do", style="bold")
         for line in report["advice"]:
-            console.print(f"  - {line}", markup=False, highlight=False)
+            say(target, f"  - {line}")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from proctor.cli import app
 from proctor.cli.run import split_list
+from proctor.cli.terminal import console, say
 from proctor.data.assets import raw_dir
 from proctor.data.fetch import fetch
 from proctor.errors import UsageError
@@ -27,15 +27,15 @@ def fetch_command(
     """Fetch the published data of a task's full tier, checked by size and hash."""
     if source is not None and not source.exists():
         raise UsageError(f"{source} does not exist", "give the folder that holds the files")
-    console = Console(stderr=True)
+    stderr = console(stderr=True)
     for task in map(get_task, split_list(tasks)):
         if not task.files:
-            console.print(f"{task.id}: nothing to fetch; its data is generated", highlight=False)
+            say(stderr, f"{task.id}: nothing to fetch; its data is generated")
             continue
         for licence in dict.fromkeys(file.licence for file in task.files):
-            console.print(f"{task.id}: {licence}", highlight=False, markup=False)
+            say(stderr, f"{task.id}: {licence}")
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True) as bars:
+        with Progress(*columns, console=stderr, transient=True) as bars:
             known: dict[str, TaskID] = {}
 
             def show(name: str, done: int, total: int, bars: Progress = bars, known: dict[str, TaskID] = known) -> None:
@@ -44,4 +44,4 @@ def fetch_command(
                 bars.update(known[name], completed=done, total=total)
 
             fetch(task.files, raw_dir(task), source=source, progress=show)
-        console.print(f"{task.id}: ready in {raw_dir(task)}", highlight=False, markup=False, soft_wrap=True)
+        say(stderr, f"{task.id}: ready in {raw_dir(task)}")

@@ -6,17 +6,19 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proctor.agents.registry import all_agents
+from proctor.agents.registry import all_agents, broken_agents
 from proctor.cli import app
+from proctor.cli.terminal import console, say
 from proctor.data.assets import data_state
 from proctor.jsonio import to_json
-from proctor.run.prompt import minutes
 from proctor.tasks.base import Task
 from proctor.tasks.registry import all_tasks, broken_tasks
+
+WIDE = 100
+"""Columns from which the published scores fit too."""
 
 
 def describe(task: Task) -> dict[str, Any]:
@@ -44,33 +46,42 @@ def tasks_command(as_json: Annotated[bool, typer.Option("--json", help="Print a 
     if as_json:
         sys.stdout.write(to_json(found) + "\n")
         return
+    target = console()
+    wide = target.width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("task", "suite", "metric", "better", "published start", "published best", "mini", "full"):
-        table.add_column(name)
+    table.add_column("task", no_wrap=True)
+    table.add_column("suite", no_wrap=True)
+    table.add_column("metric (better)", overflow="fold")
+    for name in (*(("start", "best") if wide else ()), "mini", "full", "GPUs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("full data", no_wrap=True)
     for row in found:
-        published = row["published"]
-        tiers = row["tiers"]
+        published, tiers = row["published"], row["tiers"]
+        full = tiers.get("full", {})
         table.add_row(
             row["id"],
             row["suite"],
-            row["metric"],
-            row["direction"],
-            _number(published["start"]),
-            _number(published["best"]),
-            *(_tier(tiers[name]) if name in tiers else "" for name in ("mini", "full")),
+            Text(f"{row['metric']} ({row['direction']})"),
+            *((_number(published["start"]), _number(published["best"])) if wide else ()),
+            *(_budget(tiers[name]["budget_s"]) if name in tiers else "" for name in ("mini", "full")),
+            str(full.get("gpus") or ""),
+            full.get("data_state", ""),
         )
-    Console().print(table)
+    target.print(table)
+    say(target, ("start, best: published scores; " if wide else "") + "mini, full: budgets", style="dim")
     for name, why in broken_tasks().items():
-        Console(stderr=True).print(f"{name}: {why}", style="red", markup=False, highlight=False)
+        say(console(stderr=True), f"{name}: {why}", style="red")
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def _tier(tier: dict[str, Any]) -> str:
-    gpus = f", {tier['gpus']} GPU" if tier["gpus"] else ""
-    return f"{minutes(tier['budget_s'])}{gpus}, data {tier['data_state']}"
+def _budget(seconds: float) -> str:
+    """A budget in as few letters as a column needs."""
+    if seconds < 60:
+        return f"{seconds:g} s"
+    return f"{seconds / 60:g} min" if seconds < 3600 else f"{seconds / 3600:g} h"
 
 
 @app.command("agents")
@@ -83,7 +94,6 @@ def agents_command(as_json: Annotated[bool, typer.Option("--json", help="Print a
             "version": agent.version(),
             "installed": agent.missing() is None,
             "needs": agent.missing() or agent.needs,
-            "summary": agent.summary,
         }
         for agent in all_agents().values()
     ]
@@ -91,10 +101,14 @@ def agents_command(as_json: Annotated[bool, typer.Option("--json", help="Print a
         sys.stdout.write(to_json(found) + "\n")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("agent", "kind", "version", "usable", "needs", "what it does"):
-        table.add_column(name)
+    table.add_column("agent", no_wrap=True)
+    for name in ("kind", "version", "usable", "what it does", "needs"):
+        table.add_column(name, overflow="fold")
     for row in found:
         usable = "yes" if row["installed"] else "no"
-        cells = (row["name"], row["kind"], row["version"] or "", usable, row["needs"], row["summary"])
+        summary = all_agents()[str(row["name"])].summary
+        cells = (row["name"], row["kind"], row["version"] or "", usable, summary, row["needs"])
         table.add_row(*(Text(str(cell)) for cell in cells))
-    Console().print(table)
+    console().print(table)
+    for name, why in broken_agents().items():
+        say(console(stderr=True), f"{name}: {why}", style="red")

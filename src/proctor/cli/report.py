@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from proctor.cli import app
+from proctor.cli.terminal import console, say
 from proctor.errors import UsageError
 from proctor.report import FORMATS, load, render, terminal_table, write
 from proctor.run.plan import open_experiment
@@ -23,7 +23,7 @@ def report_command(
     form: Annotated[str | None, typer.Option("--format", help="html, md, csv or json.")] = None,
 ) -> None:
     """Report on one or more experiments."""
-    chosen = form or (output.suffix.lstrip(".").lower() if output else None)
+    chosen = form or (output.suffix.lstrip(".").lower() or None if output else None)
     chosen = {"htm": "html", "markdown": "md"}.get(chosen or "", chosen)
     if chosen is not None and chosen not in FORMATS:
         raise UsageError(f"there is no report format {chosen!r}", f"formats: {', '.join(FORMATS)}")
@@ -34,8 +34,8 @@ def report_command(
     records = load(folders)
     if output is not None:
         write(records, output, chosen or "html")
-        Console(stderr=True).print(f"wrote {output}", highlight=False, markup=False, soft_wrap=True)
+        say(console(stderr=True), f"wrote {output}")
     elif chosen is not None:
         sys.stdout.write(render(records, chosen))
     else:
-        Console().print(terminal_table(records))
+        console().print(terminal_table(records))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
@@ -15,16 +17,18 @@ from rich.live import Live
 
 from proctor.cli import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, app
 from proctor.cli.display import Display
+from proctor.cli.terminal import console, say
 from proctor.clock import SystemClock
-from proctor.errors import UsageError
+from proctor.errors import ProctorError, UsageError
 from proctor.executors.local import LocalPool
 from proctor.jsonio import to_json
 from proctor.report import load, terminal_table
 from proctor.run.plan import Experiment, Order, open_experiment, parse_budget, plan
 from proctor.run.recover import close_dead
-from proctor.spec import GIB, Ended, Limits, Protocol
+from proctor.spec import GIB, MIB, Ended, Limits, Protocol
 
 PLAIN_INTERVAL_S = 10.0
+MAX_GIB = 1 << 20
 
 
 def split_list(values: list[str]) -> list[str]:
@@ -45,6 +49,13 @@ def split_agents(values: list[str]) -> list[str]:
             elif part.strip():
                 found.append(part.strip())
     return found
+
+
+def gib(option: str, value: float) -> int:
+    """A size given in GiB, as bytes."""
+    if not MIB <= value * GIB <= MAX_GIB * GIB:  # also refuses NaN
+        raise UsageError(f"{option} is {value:g} GiB", f"give between {1 / 1024:.4f} (one MiB) and {MAX_GIB}")
+    return int(value * GIB)
 
 
 @app.command("run")
@@ -95,7 +106,7 @@ def run_command(
         python=python,
         out=out,
         limits=Limits(
-            memory_bytes=int(memory * GIB) if memory is not None else None, workspace_bytes=max(1, int(disk * GIB))
+            memory_bytes=gib("--memory", memory) if memory is not None else None, workspace_bytes=gib("--disk", disk)
         ),
     )
     experiment = plan(order, SystemClock().now())
@@ -104,63 +115,90 @@ def run_command(
 
 def execute(experiment: Experiment, jobs: int, as_json: bool) -> int:
     """Run a planned experiment to its end; the exit code."""
-    console = Console(stderr=True)
-    display = Display(experiment)
-    console.print(f"experiment {experiment.folder}: {len(experiment.runs)} runs", highlight=False, soft_wrap=True)
-    interrupts = 0
-    last_plain = time.monotonic()
-    live = Live(display, console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
+    stderr = console(stderr=True)
+    count = len(experiment.runs)
+    say(stderr, f"experiment {experiment.folder}: {count} run{'s' * (count != 1)}")
+    progress = Progress(Display(experiment), stderr)
+    pool = LocalPool(experiment.runs, jobs, progress.tick)
 
-    def tick() -> None:
-        nonlocal last_plain
-        display.refresh()
-        for line in display.changes():
-            (live.console if live else console).print(line, highlight=False, markup=False, soft_wrap=True)
-        if live is None and time.monotonic() - last_plain > PLAIN_INTERVAL_S:
-            last_plain = time.monotonic()
-            console.print(display.summary(), highlight=False, markup=False, soft_wrap=True)
-
-    pool = LocalPool(experiment.runs, jobs, tick)
-
+    # A handler interrupts anything, printing included: it gives orders and leaves the words to the next tick.
     def on_interrupt(_: int, __: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if interrupts == 1:
-            console.print("stopping: no new runs, ending the running ones cleanly; Ctrl-C again kills them at once")
+        progress.interrupts += 1
+        if progress.interrupts == 1:
             pool.stop()
         else:
-            console.print("killing the running ones; everything logged so far is kept")
             pool.kill()
 
     before = {n: signal.signal(n, on_interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        if live:
-            with live:
-                pool.run()
-        else:
+        with progress.live or nullcontext():
             pool.run()
-        tick()
+        progress.tick()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return _conclude(experiment, pool, console, as_json, interrupted=bool(interrupts))
+    return _conclude(experiment, pool, stderr, as_json, interrupted=progress.interrupts > 0)
 
 
-def _conclude(experiment: Experiment, pool: LocalPool, console: Console, as_json: bool, *, interrupted: bool) -> int:
+class Progress:
+    """What is said on stderr while runs go on: a live table on a terminal, lines elsewhere."""
+
+    WORDS = (
+        "stopping: no new runs, ending the running ones cleanly; Ctrl-C again kills them at once",
+        "killing the running ones; everything logged so far is kept",
+    )
+
+    def __init__(self, display: Display, stderr: Console) -> None:
+        self._display = display
+        self._stderr = stderr
+        self._last_summary = time.monotonic()
+        self._said = 0
+        self._lost = False
+        self.interrupts = 0
+        self.live = Live(display, console=stderr, refresh_per_second=2, transient=True) if stderr.is_terminal else None
+
+    def tick(self) -> None:
+        """Say what is new. Nobody to say it to (a closed pipe) is no reason to end an exam."""
+        self._display.refresh()
+        lines = list(self.WORDS[self._said : self.interrupts])
+        self._said = max(self._said, min(self.interrupts, len(self.WORDS)))
+        lines += self._display.changes()
+        if self.live is None and time.monotonic() - self._last_summary > PLAIN_INTERVAL_S:
+            self._last_summary = time.monotonic()
+            lines.append(self._display.summary())
+        try:
+            for line in lines if not self._lost else ():
+                say(self._stderr, line)
+        except OSError:
+            self._lost = True
+
+
+def _conclude(experiment: Experiment, pool: LocalPool, stderr: Console, as_json: bool, *, interrupted: bool) -> int:
+    results = []
+    for run in experiment.runs:
+        try:
+            result = run.result()
+        except ProctorError as error:
+            pool.failures[run.root.name] = str(error)
+            continue
+        if result is not None:
+            results.append(result)
     for name, why in pool.failures.items():
-        console.print(f"{name}: {why}", style="red", markup=False, highlight=False)
-    results = [result for run in experiment.runs if (result := run.result()) is not None]
+        say(stderr, f"{name}: {why}", style="red")
     if as_json:
         plain = [result.model_dump(mode="json", by_alias=True) for result in results]
         sys.stdout.write(to_json({"experiment": str(experiment.folder), "runs": plain}) + "\n")
     else:
-        Console().print(terminal_table(load([experiment.folder])))
-        console.print(f"proctor report {experiment.folder} -o report.html", highlight=False, soft_wrap=True)
+        try:
+            console().print(terminal_table(load([experiment.folder])))
+        except ProctorError as error:
+            say(stderr, f"no summary: {error}", style="red")
+        say(stderr, f"proctor report {shlex.quote(str(experiment.folder))} -o report.html")
     if interrupted:
         return EXIT_INTERRUPTED
     broken = [r for r in results if r.ended is Ended.INFRASTRUCTURE]
     for result in broken:
-        console.print(f"{result.run_id}: {result.reason}", style="red", markup=False, highlight=False)
+        say(stderr, f"{result.run_id}: {result.reason}", style="red")
     return EXIT_INFRASTRUCTURE if broken or len(results) < len(experiment.runs) else 0
 
 
@@ -172,10 +210,13 @@ def status_command(
     """How the runs of an experiment stand; closes those whose worker is gone."""
     experiment = open_experiment(folder)
     for run in experiment.runs:
-        close_dead(run)
-    display = Display(experiment)
+        try:
+            close_dead(run)
+        except ProctorError as error:
+            say(console(stderr=True), f"{run.root.name}: {error}", style="red")
+    display = Display(experiment, probe=True)
     display.refresh()
     if as_json:
         sys.stdout.write(to_json({"experiment": str(experiment.folder), "runs": display.rows()}) + "\n")
     else:
-        Console().print(display)
+        console().print(display)

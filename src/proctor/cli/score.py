@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from proctor.cli import app
+from proctor.cli.terminal import console, say
 from proctor.jsonio import to_json
 from proctor.run.folder import RunFolder
 from proctor.run.rescore import rescore
@@ -25,9 +25,14 @@ def score_command(
     """Score the artefact that counted once more, in a fresh box, and compare with what is on record."""
     again = rescore(RunFolder(run_dir))
     if as_json:
-        sys.stdout.write(to_json(again) + "\n")
+        told = {name: again[name] for name in ("recorded", "rescored", "equal")}
+        sys.stdout.write(to_json(told) + "\n")
     else:
         verdict = "equal" if again["equal"] else "NOT equal"
-        text = f"recorded {again['recorded']}, now {again['rescored']}: {verdict} (tolerance {again['tolerance']:g})"
-        Console().print(text + (f"; {again['message']}" if again["message"] else ""), highlight=False, markup=False)
+        say(
+            console(),
+            f"recorded {again['recorded']}, now {again['rescored']}: {verdict} (tolerance {again['tolerance']:g})",
+        )
+    if again["message"]:
+        say(console(stderr=True), again["message"])
     raise typer.Exit(0 if again["equal"] else EXIT_DISAGREES)

@@ -31,38 +31,49 @@ class LocalPool:
         self.results: dict[str, Result] = {}
         self.failures: dict[str, str] = {}
         self.stopping = False
+        self.killing = False
 
     def run(self) -> None:
         """Start workers and wait for them; returns when none is left."""
-        while self._running or (self._todo and not self.stopping):
-            while self._todo and len(self._running) < self._jobs and not self.stopping:
-                folder = self._todo.popleft()
-                self._running[folder] = self._start(folder)
-            self._reap()
-            self._tick()
-            time.sleep(POLL_S)
+        try:
+            while self._running or (self._todo and not self.stopping):
+                while self._todo and len(self._running) < self._jobs and not self.stopping:
+                    self._start(self._todo.popleft())
+                self._reap()
+                self._tick()
+                time.sleep(POLL_S)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
-        """Start nothing more; ask the running workers to end cleanly."""
+        """Start nothing more; ask the running workers to end cleanly. May be called from a signal handler."""
         self.stopping = True
-        for process in self._running.values():
+        for process in list(self._running.values()):
             process.terminate()
 
     def kill(self) -> None:
         """End the running workers at once. Their boxes go with them; what was logged stays."""
-        self.stopping = True
-        for process in self._running.values():
+        self.stopping = self.killing = True
+        for process in list(self._running.values()):
             process.kill()
 
-    def _start(self, folder: RunFolder) -> subprocess.Popen[bytes]:
-        with folder.worker_log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "proctor", "worker", str(folder.root), "--parent", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def _start(self, folder: RunFolder) -> None:
+        command = [sys.executable, "-m", "proctor", "worker", str(folder.root), "--parent", str(os.getpid())]
+        try:
+            with folder.worker_log.open("ab") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        except OSError as error:
+            self.failures[folder.root.name] = f"no worker could be started: {error}"
+            return
+        self._running[folder] = process
+        # An order to stop may have come between the start and the line above.
+        if self.killing:
+            process.kill()
+        elif self.stopping:
+            process.terminate()
 
     def _reap(self) -> None:
         for folder, process in list(self._running.items()):
@@ -71,13 +82,27 @@ class LocalPool:
                 continue
             del self._running[folder]
             name = folder.root.name
+            said = last_line(folder)
+            why = f"the worker ended with status {code}" + (f" ({said})" if said else "")
             try:
-                result = folder.result() or close_dead(folder, f"the worker ended with status {code}")
-            except ProctorError as error:
+                result = folder.result() or close_dead(folder, why)
+            except (ProctorError, OSError) as error:
                 self.failures[name] = str(error)
                 continue
-            if result is None:
-                said = folder.worker_log.read_text(errors="replace").strip().splitlines()
-                self.failures[name] = said[-1] if said else f"the worker ended with status {code}"
-            else:
+            if result is not None:
                 self.results[name] = result
+            elif not self.stopping:
+                self.failures[name] = why
+
+
+def last_line(folder: RunFolder) -> str:
+    """The last thing that a worker said, usually why it ended."""
+    try:
+        with folder.worker_log.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
+            lines = [line for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    hint = lines[-1].strip() if lines else ""
+    # A message of ours ends in a hint ("  -> ..."); what is wrong stands before it.
+    return lines[-2].strip() if hint.startswith("->") and len(lines) > 1 else hint

@@ -15,9 +15,10 @@ from typing import Literal
 
 from proctor.agents.registry import parse_agent
 from proctor.box.registry import get_kind
+from proctor.box.runtime import runtime_of
 from proctor.data.assets import data_state
 from proctor.data.seeds import resolve_seed
-from proctor.errors import UsageError
+from proctor.errors import InfrastructureError, UsageError
 from proctor.gpu import list_gpus
 from proctor.hardware import usable_memory
 from proctor.jsonio import write_json
@@ -29,6 +30,10 @@ from proctor.tasks.registry import get_task, suite_tasks
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that one box may use: the rest keeps the harness and the machine alive."""
 GRACE_S = {Protocol.SEALED: 5.0, Protocol.PUBLISHED: 30.0}
+MAX_BUDGET_S = 30 * 24 * 3600.0
+MAX_SEED = 1 << 31
+"""What random generators accept, with room for the repeat's number."""
+MAX_SILENT = 1000
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,13 @@ class Experiment:
 
 def parse_budget(text: str) -> float:
     """`90s`, `40m`, `8h` or plain seconds, as seconds."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h)?\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|sec|m|min|h)?\s*", text, re.ASCII)
     if not match or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a budget", "write 90s, 40m or 8h")
-    return float(match[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, None: 1}[match[2]]
+    seconds = float(match[1]) * {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, None: 1}[match[2]]
+    if seconds > MAX_BUDGET_S:
+        raise UsageError(f"a budget of {text.strip()} is too long", f"at most {MAX_BUDGET_S / 3600:g}h")
+    return seconds
 
 
 def plan(order: Order, now: datetime) -> Experiment:
@@ -88,13 +96,13 @@ def plan(order: Order, now: datetime) -> Experiment:
     agents = [parse_agent(text) for text in order.agents]
     if not agents:
         raise UsageError("no agent was named", "give --agent NAME[,NAME]; `proctor agents` lists them")
-    if order.repeats < 1:
-        raise UsageError(f"--repeats is {order.repeats}", "give 1 or more")
+    _check_numbers(order)
     resolve_seed(order.data_seed)
     if order.data_seed == "fresh":
         # One secret seed for the whole experiment, so that its runs compare and its artefacts can be scored again.
         order = replace(order, data_seed=str(secrets.randbits(62)))
     get_kind(order.box)
+    _check_python(order.python)
     for task in tasks:
         _check_tier(task, order)
     folder = _experiment_folder(order.out, now)
@@ -106,10 +114,28 @@ def plan(order: Order, now: datetime) -> Experiment:
                 runs.append((RunFolder(folder / "runs" / spec.run_id), spec))
     if len({spec.run_id for _, spec in runs}) != len(runs):
         raise UsageError("the same agent was named twice", "name each agent once; use --repeats for more runs")
-    _create(folder, [spec for _, spec in runs], now)
-    for run, spec in runs:
-        run.write_spec(spec)
+    _create(folder, runs, now)
     return Experiment(folder, tuple(run for run, _ in runs))
+
+
+def _check_numbers(order: Order) -> None:
+    for option, value, low, high in (
+        ("--repeats", order.repeats, 1, 10_000),
+        ("--seed", order.seed, 0, MAX_SEED),
+        ("--silent-snapshots", order.silent_snapshots, 0, MAX_SILENT),
+    ):
+        if not low <= value <= high:
+            raise UsageError(f"{option} is {value}", f"give a whole number from {low} to {high}")
+
+
+def _check_python(python: str | None) -> None:
+    """Refuse an interpreter that does not answer before anything is planned with it."""
+    if python is None:
+        return
+    try:
+        runtime_of(python)
+    except InfrastructureError as error:
+        raise UsageError(error.message, error.hint) from None
 
 
 def _check_tier(task: Task, order: Order) -> None:
@@ -120,7 +146,7 @@ def _check_tier(task: Task, order: Order) -> None:
             f"the data of {task.id} ({order.tier}) is not on this machine",
             f"proctor fetch {task.id}, or proctor fetch {task.id} --from DIR",
         )
-    need = task.tiers[order.tier].gpus
+    need = max(task.tiers[order.tier].gpus, order.device == "cuda")
     if need and order.device != "cpu":
         gpus = list_gpus()
         if len(gpus) < need:
@@ -132,11 +158,19 @@ def _check_tier(task: Task, order: Order) -> None:
 
 
 def _experiment_folder(out: Path | None, now: datetime) -> Path:
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"{out} exists and is not empty", "name a new folder with --out; nothing is overwritten")
-        return out.absolute()
-    return Path("runs").absolute() / f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    if out is None:
+        return Path("runs").absolute() / f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    folder = Path(os.path.normpath(out.absolute()))
+    try:
+        folder.name.encode()
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except UnicodeEncodeError:
+        raise UsageError(f"the name {str(folder)!r} is not UTF-8", "name another folder with --out") from None
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used: {error.strerror}", "name another folder with --out") from None
+    if taken:
+        raise UsageError(f"{folder} exists and is not empty", "name a new folder with --out; nothing is overwritten")
+    return folder
 
 
 def _spec(order: Order, task: Task, agent: AgentSpec, repeat: int, experiment: str) -> RunSpec:
@@ -176,20 +210,18 @@ def _slug(label: str) -> str:
     return f"{plain[-40:]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
 
 
-def _create(folder: Path, specs: list[RunSpec], now: datetime) -> None:
+def _create(folder: Path, runs: list[tuple[RunFolder, RunSpec]], now: datetime) -> None:
+    """Write the plan. `experiment.json` comes last: a folder that has it is whole."""
+    about = {
+        "schema": SCHEMA,
+        "experiment": folder.name,
+        "created_at": now.isoformat(),
+        "runs": [spec.run_id for _, spec in runs],
+    }
     try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "not writable", str(folder))
-        write_json(
-            folder / "experiment.json",
-            {
-                "schema": SCHEMA,
-                "experiment": folder.name,
-                "created_at": now.isoformat(),
-                "runs": [spec.run_id for spec in specs],
-            },
-        )
+        for run, spec in runs:
+            run.write_spec(spec)
+        write_json(folder / "experiment.json", about)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}", "name another folder with --out") from None
 
@@ -200,11 +232,20 @@ def open_experiment(folder: Path) -> Experiment:
     Raises:
         UsageError: It is none.
     """
+    place = folder / "experiment.json"
     try:
-        data = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+        data = json.loads(place.read_bytes())
         names = [str(name) for name in data["runs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        schema = data.get("schema", SCHEMA)
+    except OSError as error:
         raise UsageError(
-            f"{folder} is not an experiment folder: {error}", "give the folder that `proctor run` printed"
+            f"{folder} is not an experiment folder: {place.name} cannot be read ({error.strerror})",
+            "give the folder that `proctor run` printed",
         ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{place} is damaged: {error}", "restore it, or run `proctor report` on its runs") from None
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise UsageError(f"{place} has schema {schema}; this Proctor reads {SCHEMA}", "use a newer Proctor")
+    if any("/" in name or name in ("", ".", "..") for name in names):
+        raise UsageError(f"{place} names runs outside of its folder", "restore it from where it came")
     return Experiment(folder.absolute(), tuple(RunFolder(folder.absolute() / "runs" / name) for name in names))

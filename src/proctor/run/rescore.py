@@ -11,7 +11,7 @@ from proctor.box.registry import get_kind
 from proctor.box.runtime import default_python, runtime_of
 from proctor.clock import BudgetClock, SystemClock
 from proctor.data.assets import Assets, open_assets, prepare_assets
-from proctor.errors import InvalidSubmission, UsageError
+from proctor.errors import InfrastructureError, InvalidSubmission, UsageError
 from proctor.events import EventLog
 from proctor.gpu import acquire, device_nodes, drain, visible_env
 from proctor.run.folder import RunFolder
@@ -34,7 +34,8 @@ def rescore(folder: RunFolder) -> dict[str, Any]:
         `recorded`, `rescored`, `equal`, and the `tolerance` within which two scorings count as equal, `message`.
 
     Raises:
-        UsageError: The run has no scored artefact, or it is not kept any more.
+        UsageError: The run has no scored artefact, or it is not kept any more, or it was changed.
+        InfrastructureError: It could not be scored again through no fault of its own.
     """
     spec = folder.spec()
     result = folder.result()
@@ -47,6 +48,12 @@ def rescore(folder: RunFolder) -> dict[str, Any]:
         snapshot = load_snapshot(folder.snapshots / result.artefact)
     except InvalidSubmission as error:
         raise UsageError(str(error), "the run folder must be whole to score it again") from None
+    if snapshot.sha256 != result.artefact_sha256:
+        raise UsageError(
+            f"{snapshot.folder} is not the artefact that was scored: its hash is {snapshot.sha256}, "
+            f"and {folder.result_file.name} says {result.artefact_sha256}",
+            "the run folder must be whole to score it again",
+        )
     assets = _assets(task, spec, result)
     split: Literal["visible", "hidden"] = "visible" if spec.protocol is Protocol.PUBLISHED else "hidden"
     clock = SystemClock()
@@ -77,7 +84,7 @@ def rescore(folder: RunFolder) -> dict[str, Any]:
         snapshots = Snapshots(root / "workspace", root / "snapshots", task.artefact, frozenset())
         log = ScoreLog(root / "scores.jsonl")
         drained = partial(drain, lease.uuids, 10.0)
-        pool = CandidatePool(setup, task.policy.warm)
+        pool = CandidatePool(setup, 0)
         try:
             service = ScoringService(
                 spec, task, assets, pool, snapshots, log, budget, clock, events, drained, lease.uuids, python
@@ -85,6 +92,8 @@ def rescore(folder: RunFolder) -> dict[str, Any]:
             entry = service.score_frozen("seal", Frozen(snapshot, 0.0, 0.0), split)
         finally:
             pool.close()
+    if entry.status == "error":
+        raise InfrastructureError(f"{entry.message}: {entry.details.get('error', 'no reason known')}")
     tolerance = task.rescore_tolerance
     equal = entry.score is not None and abs(entry.score - result.raw_score) <= tolerance
     return {
