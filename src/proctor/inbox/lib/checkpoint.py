@@ -71,16 +71,18 @@ def read_checkpoint(path: Path, target: str) -> tuple[str, dict[str, Any], dict[
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).replace("\n", " ")
-        if "Unsupported global" not in reason and "Unsupported class" not in reason:
+        # torch's message begins with advice to turn the protection off; what was found comes after it.
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2].partition("Please")[0].replace("\n", " ").strip()
+        if not reason.startswith("Unsupported"):
             raise CheckpointError(
                 f"{target} is not a file that torch.save wrote, or it is damaged; save it again"
             ) from None
         raise CheckpointError(
             f"{target} holds pickled objects, which are refused (weights_only=True); save only tensors, numbers, text, "
-            f"lists and dicts: {EXAMPLE}. torch said: {reason[:600]}"
+            f"lists and dicts: {EXAMPLE}. torch said: {reason[:300]}"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # What torch raises on a file that is not its own depends on the first bytes of it.
         raise CheckpointError(
             f"{target} cannot be read; it looks truncated or is not a torch.save file. Write to another name in the "
             f"same folder and os.replace it, so that a half-written file is never seen. torch said: {str(error)[:300]}"

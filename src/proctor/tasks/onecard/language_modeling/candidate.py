@@ -8,7 +8,7 @@ DEFAULT_BLOCK = 256
 def describe(config):
     """What the host needs of the config: how long a context the model takes."""
     value = config.get("block_size", DEFAULT_BLOCK)
-    return {"block_size": value if isinstance(value, int) else repr(value)}
+    return {"block_size": value if isinstance(value, int) else str(value)}
 
 
 OPS = checkpoint.ModelServer(describe).ops
