@@ -56,11 +56,11 @@ def voided(result: Evaluation) -> str:
 def brute_force(private: Path, forecast: Array) -> float:
     """Mean squared error of a forecast (96, 7) that is the same for all windows, by three plain loops."""
     rows = np.load(private / "hidden.npy").astype(float)
-    errors = []
+    errors: list[float] = []
     for start in range(len(rows) - 336 - 96 + 1):
         for step in range(96):
             for channel in range(7):
-                errors.append((rows[start + 336 + step, channel] - forecast[step, channel]) ** 2)
+                errors.append(float(rows[start + 336 + step, channel] - forecast[step, channel]) ** 2)
     return sum(errors) / len(errors)
 
 
@@ -87,7 +87,7 @@ def build_model(config):
 MAP = "self.map((x - level).transpose(1, 2))"
 HONEST = {
     "bfloat16 weights": "self.map.bfloat16()((x - level).transpose(1, 2).bfloat16())",
-    "noise of the size of rounding errors, by batch size": f"{MAP} * (1 + 1e-3 * (len(x) % 7 - 3))",
+    "noise of the size of rounding errors, by batch size": f"({MAP} * (1 + 1e-3 * (len(x) % 7 - 3)))",
     "BatchNorm in evaluation mode": f"self.norm({MAP})",
 }
 
