@@ -107,7 +107,11 @@ class Box(Protocol):
         ...
 
     def freeze(self) -> None:
-        """Stop every process inside; returns when they are stopped."""
+        """Stop every process inside; returns when they are stopped.
+
+        Raises:
+            InfrastructureError: They could not be stopped; they run on.
+        """
         ...
 
     def thaw(self) -> None: ...

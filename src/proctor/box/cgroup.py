@@ -19,6 +19,7 @@ from proctor.errors import InfrastructureError
 from proctor.spec import Limits
 
 PREFIX = "proctor-"
+REMOVE_TIMEOUT_S = 2.0
 _numbers = itertools.count()
 
 
@@ -121,9 +122,9 @@ class Cgroup:
         except OSError:
             return 0
 
-    def remove(self, timeout_s: float = 2.0) -> bool:
+    def remove(self) -> bool:
         """Remove the emptied group; False if something still lives in it."""
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + REMOVE_TIMEOUT_S
         while True:
             try:
                 self.path.rmdir()
@@ -194,7 +195,7 @@ def sweep(base: CgroupBase) -> list[str]:
     removed = []
     for path in base.path.glob(f"{PREFIX}*-*"):
         pid = path.name[len(PREFIX) :].split("-")[0]
-        if not pid.isdigit() or Path("/proc", pid).exists():
+        if not pid.isdigit() or not path.is_dir() or Path("/proc", pid).exists():
             continue
         if Cgroup(path, base.files).remove():
             removed.append(path.name)

@@ -10,12 +10,13 @@ import ctypes
 import os
 import signal
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from proctor.box.base import BoxPaths, BoxSpec, Capabilities
-from proctor.box.cgroup import find_base
-from proctor.box.spawn import OutputPump, sealed_file, spawn
+from proctor.box.cgroup import Cgroup, find_base
+from proctor.box.spawn import SPAWNED, OutputPump, sealed_file, spawn
 from proctor.box.tree import ProcessTree, children, descendants, state
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
@@ -42,7 +43,7 @@ class NoneKind:
         )
 
     def capabilities(self) -> Capabilities:
-        tree = "cgroup.kill" if find_base() else "adopted descendants, found by parent ids"
+        tree = "cgroup.kill" if find_base() else "descendants and adopted orphans"
         return Capabilities(
             usable=True,
             isolated=False,
@@ -136,17 +137,22 @@ class NoneBox:
 
 
 class _BareTree(ProcessTree):
-    """A tree without a namespace: descendants seen once stay ours, also when their parents have died."""
+    """A tree without a namespace: its orphans are adopted by this process, which knows them by not having made them."""
+
+    def __init__(self, init: int, group: Cgroup | None, own: Iterable[int]) -> None:
+        super().__init__(init, group, own)
+        self._seen: set[int] = set()
 
     def pids(self) -> list[int]:
         if self._group:
             return super().pids()
-        self._extra.update([self._init, *descendants(self._init)])
-        # Orphans were adopted by this process; those seen before, and their descendants, belong to the tree.
-        adopted = set(children(os.getpid())) & self._extra
-        for pid in adopted:
-            self._extra.update(descendants(pid))
-        return [pid for pid in self._extra if state(pid) not in ("", "Z")]
+        self._seen.update([self._init, *descendants(self._init)])
+        for pid in [pid for pid in children(os.getpid()) if pid != self._init and _orphan(pid)]:
+            self._seen.update([pid, *descendants(pid)])
+            with suppress(ChildProcessError):  # dead ones are ours to bury
+                os.waitpid(pid, os.WNOHANG)
+        self._seen = {pid for pid in self._seen if state(pid) not in ("", "Z")}
+        return list(self._seen)
 
     def kill(self) -> None:
         super().kill()
@@ -154,3 +160,13 @@ class _BareTree(ProcessTree):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._init, signal.SIGKILL)
             self.signal(signal.SIGKILL)
+
+
+def _orphan(pid: int) -> bool:
+    """Whether a child of this process came to it by its parent's death: nobody here started it, and its session, which
+    goes back to a box's command, is not ours. With several boxes at once it may be another one's; dead weight either
+    way, since a command that has ended has no use for what it left behind."""
+    try:
+        return pid not in SPAWNED and os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False

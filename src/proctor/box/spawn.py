@@ -21,6 +21,8 @@ from pathlib import Path
 from proctor.errors import InfrastructureError
 
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+SPAWNED: set[int] = set()
+"""Pids that `spawn` has given: children of this process that are not orphans of some box."""
 CHUNK = 1 << 16
 DRAIN_S = 1.0
 """How long output is still taken after the end of a box."""
@@ -40,7 +42,7 @@ def spawn(
     """`subprocess.Popen`, from the long-lived thread."""
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             env=dict(env),
             stdin=stdin,
@@ -50,6 +52,8 @@ def spawn(
             cwd=cwd,
             start_new_session=new_session,
         )
+        SPAWNED.add(process.pid)
+        return process
 
     return _SPAWNER.submit(start).result()
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proctor.box.cgroup import Cgroup
+from proctor.errors import InfrastructureError
 
 
 def children(pid: int) -> list[int]:
@@ -54,7 +55,7 @@ class ProcessTree:
         self._init = init
         self._group = group
         self._own = frozenset(own)
-        self._extra: set[int] = set()
+        self._stopped: set[int] = set()
 
     def pids(self) -> list[int]:
         """Live processes inside; zombies left out, since nothing can be done to them and they do nothing."""
@@ -66,27 +67,34 @@ class ProcessTree:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    def freeze(self, timeout_s: float = 5.0) -> bool:
-        """Stop everything; True when the kernel, or a look at every process, says that it is stopped."""
+    def freeze(self, timeout_s: float = 5.0) -> None:
+        """Stop everything; returns when the kernel, or a look at every process, says that it is stopped.
+
+        Raises:
+            InfrastructureError: It could not be stopped within the limit; it runs on.
+        """
         if self._group and self._group.freeze(timeout_s):
-            return True
+            return
         # One process may wake another until it is stopped itself, so go round until none runs.
         until = time.monotonic() + timeout_s
-        while True:
-            running = [pid for pid in self.pids() if state(pid) not in ("T", "t", "", "Z")]
-            if not running:
-                return True
+        while running := [pid for pid in self.pids() if state(pid) not in ("T", "t", "", "Z")]:
             for pid in running:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGSTOP)
+                    self._stopped.add(pid)
             if time.monotonic() > until:
-                return False
+                self.thaw()
+                raise InfrastructureError(f"{len(running)} processes could not be stopped within {timeout_s:g} s")
             time.sleep(0.0003)
 
     def thaw(self) -> None:
-        if self._group and self._group.thaw():
-            return
-        self.signal(signal.SIGCONT)
+        """Let everything that `freeze` stopped run on, and nothing that had stopped itself."""
+        if self._group:
+            self._group.thaw()
+        for pid in self._stopped & set(self.pids() if self._stopped else ()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
 
     def kill(self) -> None:
         """Kill everything at once: the group if there is one, and the first process with its whole namespace."""
