@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from proctor.box.base import BoxSpec
 from proctor.box.runtime import ETC, SYS, SYSTEM, own_paths, runtime_of
@@ -27,12 +27,11 @@ class _Part:
 
     path: Path
     hidden: bool
-    optional: bool = False
 
     def arguments(self) -> list[str]:
         path = str(self.path)
         if not self.hidden:
-            return ["--ro-bind-try" if self.optional else "--ro-bind", path, path]
+            return ["--ro-bind", path, path]
         if self.path.is_dir():
             return ["--size", "4096", "--perms", "0555", "--tmpfs", path]
         return ["--ro-bind", NOTHING, path]
@@ -40,30 +39,46 @@ class _Part:
 
 def mounts(spec: BoxSpec) -> list[str]:
     """Everything that `spec` shows."""
-    runtime = runtime_of(spec.python)
-    links = [Path(name) for name in SYSTEM if os.path.islink(name)]
-    shown = [_Part(Path(name), False) for name in SYSTEM if os.path.isdir(name) and not os.path.islink(name)]
-    shown += [_Part(path, False) for path in runtime.parts if not path.is_symlink()]
-    links += [path for path in runtime.parts if path.is_symlink()]
-    covered = [_Part(path, True) for path in _within((*own_paths(runtime), *spec.hidden), shown)]
-    parts = sorted({part.path: part for part in (*shown, *covered)}.values(), key=lambda part: len(part.path.parts))
-    args = _folders_above([*links, *(part.path for part in parts)])
-    for link in links:
-        args += ["--symlink", os.readlink(link), str(link)]
-    for part in parts:
-        args += part.arguments()
-    args += _kernel_files()
-    args += ["--dev", "/dev"]
+    system, closed = _system(spec.python, spec.hidden)
+    args = list(_kernel_files())
+    # Before what may lie in them: a runtime under /tmp must not be covered.
     for place in TEMPORARY:
         args += ["--size", str(spec.limits.tmp_bytes), "--perms", "1777", "--tmpfs", place]
-    args += _folders_above([PurePosixPath(bind.target) for bind in spec.binds])
+    args += system
+    args += _folders_above(*(Path(bind.target) for bind in spec.binds), *map(Path, spec.devices))
     for bind in spec.binds:
         args += ["--bind" if bind.writable else "--ro-bind", str(bind.source), bind.target]
     for device in spec.devices:
         args += ["--dev-bind", device, device]
     # The folders that hold the mounts are in memory too, and no size bounds them: nothing is written there.
-    closed = ["/", "/dev", *(str(part.path) for part in covered if part.path.is_dir())]
-    return args + [word for path in reversed(closed) for word in ("--remount-ro", path)]
+    return args + [word for path in (*closed, "/dev", "/") for word in ("--remount-ro", path)]
+
+
+@cache
+def _system(python: str, hidden: tuple[Path, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments for the system folders, the runtime and /etc, the outer before the inner, and the covers that are
+    folders."""
+    runtime = runtime_of(python)
+    links = [Path(name) for name in SYSTEM if os.path.islink(name)]
+    shown = [_Part(Path(name), False) for name in SYSTEM if os.path.isdir(name) and not os.path.islink(name)]
+    shown += [_Part(path, False) for path in runtime.parts if not path.is_symlink()]
+    links += [path for path in runtime.parts if path.is_symlink()]
+    covered = [_Part(path, True) for path in _within((*own_paths(runtime), *hidden), shown)]
+    parts = sorted({part.path: part for part in (*shown, *covered)}.values(), key=lambda part: len(part.path.parts))
+    etc = [Path("/etc", name) for name in (*ETC, *ETC_OWN)]
+    args = _folders_above(*links, *(part.path for part in parts), *etc, Path("/run/x"), Path("/var/x"))
+    for link in links:
+        args += ["--symlink", os.readlink(link), str(link)]
+    for part in parts:
+        args += part.arguments()
+        if part.hidden:
+            args += _folders_above(*(p.path for p in parts if not p.hidden), below=part.path)
+    for name in ETC:
+        args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for name in ETC_OWN:
+        args += ["--ro-bind", str(BIN.parent / "etc" / name), f"/etc/{name}"]
+    args += ["--symlink", "/tmp", "/var/tmp"]
+    return tuple(args), tuple(str(part.path) for part in covered if part.path.is_dir())
 
 
 def _within(paths: tuple[Path, ...], shown: list[_Part]) -> list[Path]:
@@ -73,35 +88,28 @@ def _within(paths: tuple[Path, ...], shown: list[_Part]) -> list[Path]:
     return [path for path in dict.fromkeys(resolved) if any(path.is_relative_to(root) for root in roots)]
 
 
-def _folders_above(paths: list[Path] | list[PurePosixPath]) -> list[str]:
-    """Make the folders that lead to the paths; bwrap alone would give some of them to root only."""
-    above = {parent for path in paths for parent in path.parents if parent != PurePosixPath("/")}
-    plain = [p for p in above if not any(p.is_relative_to(place) for place in (*TEMPORARY, *_system_links()))]
-    ordered = sorted(map(str, plain), key=lambda path: (path.count("/"), path))
+def _folders_above(*paths: Path, below: Path = Path("/")) -> list[str]:
+    """Make the folders that lead from `below` to the paths; bwrap alone would give some of them to root only."""
+    links = [name for name in SYSTEM if os.path.islink(name)]
+    above = {parent for path in paths for parent in path.parents if below in parent.parents}
+    plain = [str(path) for path in above if not any(path.is_relative_to(link) for link in links)]
+    ordered = sorted(plain, key=lambda path: (path.count("/"), path))
     return [word for path in ordered for word in ("--perms", "0755", "--dir", path)]
 
 
-def _system_links() -> list[str]:
-    return [name for name in SYSTEM if os.path.islink(name)]
-
-
-def _kernel_files() -> list[str]:
-    """/etc, /proc and /sys: a few files of each, and covers over what the host's root owns."""
-    args = ["--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/etc/ssl"]
-    args += ["--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp", "--perms", "0755", "--dir", "/run"]
-    for name in ETC:
-        args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for name in ETC_OWN:
-        args += ["--ro-bind", str(BIN.parent / "etc" / name), f"/etc/{name}"]
-    args += ["--proc", "/proc"]
+@cache
+def _kernel_files() -> tuple[str, ...]:
+    """/proc with covers over what the host's root owns, /dev with the plain devices, a little of /sys."""
+    args = ["--proc", "/proc"]
     writable, private = root_owned_proc()
     for name in writable:
         args += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
     for name in private:
         args += ["--ro-bind", NOTHING, f"/proc/{name}"]
+    args += ["--dev", "/dev", *_folders_above(*map(Path, SYS))]
     for path in SYS:
-        args += [*_folders_above([Path(path)]), "--ro-bind-try", path, path]
-    return args
+        args += ["--ro-bind-try", path, path]
+    return tuple(args)
 
 
 @cache
