@@ -245,9 +245,9 @@ class Worker:
                 broker.serve()
                 if self._stopping.is_set():
                     self._supervisor.stop("interrupted")
-                with DiskWatch(
-                    folder.workspace, spec.limits.workspace_bytes, self.events, self._supervisor.limit, warnings
-                ):
+                quota = spec.limits.workspace_bytes
+                over = self._supervisor.limit
+                with DiskWatch(folder.workspace, quota, self.events, over, warnings, box.pids):
                     sampler.start()
                     silent.start()
                     ending = self._supervisor.watch()

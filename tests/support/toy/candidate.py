@@ -16,7 +16,8 @@ def load(meta, arrays, fds):
         spec.loader.exec_module(module)
         STATE["predict"] = module.predict
     else:
-        slope = json.load(open(meta["target"]))["slope"]
+        with open(meta["target"]) as stream:
+            slope = json.load(stream)["slope"]
         STATE["predict"] = lambda x: np.float32(slope) * x
     return {}, {}
 

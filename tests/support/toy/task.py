@@ -1,13 +1,19 @@
 """A task small enough for tests of the harness: guess the slope of a line. Needs no torch; scores in milliseconds.
 
-The submission is `answer.json` {"slope": a} or `solve.py` with `predict(x)`. Raw score: mean absolute error.
+The submission is `answer.json` {"slope": a} or `solve.py` with `predict(x)`. Raw score: mean absolute error. Beside the
+plain task there are one that is timed, one that shows no scores, one that grants two scorings, and one whose own code
+fails.
 """
 
 from __future__ import annotations
 
+import os
+import zipfile
+from typing import ClassVar
+
 import numpy as np
 
-from proctor.spec import Direction, Metric, Tier
+from proctor.spec import Aggregation, Direction, Metric, Tier
 from proctor.tasks.base import (
     ArraySpec,
     ArtefactRule,
@@ -25,13 +31,13 @@ class Toy(Task):
     suite = "tests"
     title = "Guess the slope"
     metric = Metric(name="MAE", direction=Direction.LOWER, low=0.0)
-    tiers = {"mini": Tier(name="mini", budget_s=30.0), "full": Tier(name="full", budget_s=60.0, gpus=1)}
+    tiers: ClassVar = {"mini": Tier(name="mini", budget_s=30.0), "full": Tier(name="full", budget_s=60.0, gpus=1)}
     artefact = ArtefactRule(targets=("answer.json", "solve.py", "checkpoints/*.json"))
     policy = ScorePolicy(timeout_s=20.0)
     locked = ("locked.txt",)
     start_command = ("sh", "start.sh")
     reference_command = ("sh", "start.sh")
-    calibrations = {"mini": Calibration(start=1.0, reference=0.1, source="by construction")}
+    calibrations: ClassVar = {"mini": Calibration(start=1.0, reference=0.1, source="by construction")}
 
     def prepare(self, request: PrepareRequest) -> None:
         rng = np.random.default_rng(request.seed)
@@ -56,5 +62,36 @@ class ToyTimed(Toy):
     policy = ScorePolicy(timeout_s=20.0, freeze_while_scoring=True)
 
 
+class ToyBlind(Toy):
+    """The same, without scores for the agent; the last submission counts."""
+
+    id = "toy_blind"
+    visible = False
+    aggregation = Aggregation.LAST
+
+
+class ToyCapped(Toy):
+    """The same, with two scorings."""
+
+    id = "toy_capped"
+    policy = ScorePolicy(timeout_s=20.0, max_calls=2)
+
+
+class ToyFaulty(Toy):
+    """The same, but the first $TOY_FAULTS evaluations of a process fail, and their fault names hidden data."""
+
+    id = "toy_faulty"
+    faults = 0
+
+    def evaluate(self, context: EvaluationContext) -> Evaluation:
+        if self.faults < int(os.environ.get("TOY_FAULTS", "1")):
+            type(self).faults += 1
+            raise zipfile.BadZipFile((context.private / "secret.txt").read_text())
+        return super().evaluate(context)
+
+
 TASK = Toy()
 TIMED = ToyTimed()
+BLIND = ToyBlind()
+CAPPED = ToyCapped()
+FAULTY = ToyFaulty()

@@ -27,10 +27,16 @@ import wire  # noqa: E402
 
 def tell(error: BaseException) -> str:
     """The exception as a submission's author wants to see it: its own frames, without ours."""
+    if isinstance(error, SystemExit):
+        return f"the submission called sys.exit({error.code!r})"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}, whose text cannot be had"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((LIB, "<frozen"))]
+    own = [f for f in frames if not f.filename.startswith((LIB, os.path.dirname(sys.argv[2]), "<frozen"))]
     where = "".join(f"\n  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in own[-6:])
-    return f"{type(error).__name__}: {error}"[:4000] + where[:4000]
+    return text[:4000] + where[:4000]
 
 
 def main() -> None:
@@ -52,10 +58,8 @@ def main() -> None:
         try:
             meta, out = candidate.OPS[header["op"]](header["meta"], arrays, fds)
             wire.send(sock, {"ok": True, "meta": meta}, out)
-        except Exception as error:
+        except BaseException as error:
             wire.send(sock, {"ok": False, "meta": {"error": tell(error)}})
-        except SystemExit as error:
-            wire.send(sock, {"ok": False, "meta": {"error": f"the submission called sys.exit({error.code})"}})
 
 
 main()
