@@ -185,8 +185,12 @@ class BwrapBox:
         return int(found[1])
 
     def _await(self, done: Callable[[], bool], until: float) -> None:
-        while not done():
-            if self._process.poll() is not None or time.monotonic() > until:
+        while True:
+            # In this order: a command may be done, and bwrap gone, between two looks.
+            over = self._process.poll() is not None or time.monotonic() > until
+            if done():
+                return
+            if over:
                 raise self._failure()
             time.sleep(POLL_S)
 

@@ -75,9 +75,10 @@ class ProcessTree:
         """
         if self._group and self._group.freeze(timeout_s):
             return
-        # One process may wake another until it is stopped itself, so go round until none runs.
+        # One process may wake another until it is stopped itself, so go round until none runs. The first process
+        # too: it may be about to start the command.
         until = time.monotonic() + timeout_s
-        while running := [pid for pid in self.pids() if state(pid) not in ("T", "t", "", "Z")]:
+        while running := [pid for pid in {self._init, *self.pids()} if state(pid) not in ("T", "t", "", "Z")]:
             for pid in running:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGSTOP)
@@ -91,7 +92,7 @@ class ProcessTree:
         """Let everything that `freeze` stopped run on, and nothing that had stopped itself."""
         if self._group:
             self._group.thaw()
-        for pid in self._stopped & set(self.pids() if self._stopped else ()):
+        for pid in self._stopped & {self._init, *self.pids()} if self._stopped else ():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
