@@ -80,7 +80,8 @@ class Copy(nn.Module):
         score = self.score[length.long()].masked_fill(~past, -1e4)
         following = F.one_hot(F.pad(idx[:, 1:], (0, 1)), vocabulary).to(score.dtype)
         best = (length * past).amax(-1)  # (B, T): the longest match
-        return score.softmax(-1) @ following, best  # probabilities (B, T, vocabulary)
+        weights = score.softmax(-1) * past  # a position without a past must not look around instead
+        return weights @ following, best  # probabilities (B, T, vocabulary)
 
 
 class GPT(nn.Module):
