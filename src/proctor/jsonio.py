@@ -36,9 +36,11 @@ def to_plain(value: Any, depth: int = 12) -> Any:
         return to_plain(value.tolist(), depth)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if depth > 0 and isinstance(value, Mapping):
-        return {str(key): to_plain(item, depth - 1) for key, item in value.items()}
-    if depth > 0 and isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        if depth == 0:
+            return f"<{type(value).__name__}>"
+        if isinstance(value, Mapping):
+            return {str(key): to_plain(item, depth - 1) for key, item in value.items()}
         return [to_plain(item, depth - 1) for item in value]
     return str(value)[:1000]
 

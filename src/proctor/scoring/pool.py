@@ -87,6 +87,7 @@ class CandidatePool:
         self._in_use: list[_Warm] = []
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        self._filling = threading.Lock()
         self._starting = 0
         self._count = 0
         self._closed = False
@@ -98,7 +99,7 @@ class CandidatePool:
             InfrastructureError: A box cannot be started, or the runtime cannot be imported in it.
         """
         while True:
-            with self._starting_one() as number:
+            with self._filling, self._starting_one() as number:
                 if number is None or len(self._waiting) >= self._wanted:
                     break
                 started = self._build(number)
