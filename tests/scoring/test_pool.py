@@ -40,7 +40,8 @@ def test_an_unused_box_knows_nothing_of_any_submission(tmp_path: Path) -> None:
     with stand(tmp_path, warm=2) as made:
         made.pool.fill(wait=True)
         made.answer(2.0)
-        assert all(list((tmp_path / "candidates" / name / "workspace").iterdir()) == [] for name in boxes(made))
+        waiting = [warm.slot for warm in made.pool._waiting]
+        assert waiting and all(list(slot.iterdir()) == [] for slot in waiting)
 
 
 def test_closing_ends_a_scoring_and_whatever_is_being_started(tmp_path: Path) -> None:
