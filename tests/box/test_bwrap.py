@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -74,6 +76,24 @@ def test_under_root_the_box_is_an_account_that_owns_nothing(room: Room) -> None:
     assert (room.workspace / "given.txt").read_text() == "oursmore\n"
     info = (room.workspace / "made.txt").stat()
     assert info.st_uid == BOX_ID, "a set-uid file would be one of root's"
+
+
+@needs_root
+def test_box_cannot_use_up_what_the_kernel_counts_for_root(room: Room) -> None:
+    """There are 128 inotify instances for root, and what a box uses of its own counts as root's."""
+    if shutil.which("nsenter") is None:
+        pytest.skip("there is no nsenter here")
+    code = (
+        "import ctypes,time\nmake=ctypes.CDLL(None).inotify_init\ncount=0\n"
+        "while make()>=0: count+=1\nprint(count,flush=True)\ntime.sleep(60)"
+    )
+    box = room.start(default_python(), "-I", "-c", code)
+    assert until(lambda: room.out.read_text() != "")
+    fd = ctypes.CDLL(None).inotify_init()
+    assert fd >= 0
+    os.close(fd)
+    assert 0 < int(room.out.read_text()) < 64
+    box.close()
 
 
 @needs_root
@@ -237,6 +257,21 @@ def test_freeze_by_signals_holds_processes_that_wake_each_other(room: Room, monk
         assert not until(lambda size=before: (room.workspace / "ticks").stat().st_size != size, 0.05)
         box.thaw()
         assert until(lambda size=before: (room.workspace / "ticks").stat().st_size > size)
+    box.close()
+
+
+def test_freeze_by_signals_holds_a_shell_that_starts_programs(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell waits in the kernel for its vfork; with the child stopped it can never stop itself."""
+    monkeypatch.setattr(bwrap, "find_base", lambda: None)
+    box = room.start("/bin/sh", "-c", "while :; do /bin/true; echo x >> ticks; done")
+    ticks = room.workspace / "ticks"
+    assert until(ticks.exists)
+    for _ in range(40):
+        box.freeze()
+        before = ticks.stat().st_size
+        assert not until(lambda size=before: ticks.stat().st_size != size, 0.01)
+        box.thaw()
+        assert until(lambda size=before: ticks.stat().st_size > size)
     box.close()
 
 

@@ -14,6 +14,7 @@ from proctor.box.identity import own_account
 from proctor.box.runtime import default_python
 from proctor.box.tree import ProcessTree
 from proctor.box.watch import LimitWatch
+from proctor.errors import InfrastructureError
 from proctor.spec import MIB, Limits
 from tests.box.support import Room, needs_box, needs_root, until
 
@@ -222,23 +223,42 @@ def test_with_kernel_limits_nothing_is_polled(tmp_path: Path, monkeypatch: pytes
     watch.stop()
 
 
-def test_box_is_put_into_its_group_before_its_command_exists(
+def test_box_goes_into_its_group_with_its_very_first_process(
     room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = FakeKernel(tmp_path / "groups")
     (tmp_path / "groups").mkdir()
-    joined: list[tuple[int, ...]] = []
-
-    def add(self: Cgroup, *pids: int) -> None:
-        assert not (room.workspace / "ran").exists()
-        joined.append(pids)
-
+    removed: list[Path] = []
     monkeypatch.setattr(bwrap, "find_base", lambda: kernel.base)
-    monkeypatch.setattr(Cgroup, "add", add)
-    monkeypatch.setattr(Cgroup, "remove", lambda self: True)
+    monkeypatch.setattr(Cgroup, "remove", lambda self: bool(removed.append(self.path)))
     monkeypatch.setattr(Cgroup, "pids", lambda self: [])
-    box = room.start("/bin/sh", "-c", "echo > ran")
+    box = room.start("/bin/sh", "-c", "cat /proc/self/cgroup > seen")
     assert box.wait(10.0) == 0
     box.close()
-    assert len(joined) == 1 and len(joined[0]) == 2
-    assert (room.workspace / "ran").exists()
+    [group] = removed
+    assert (group / "cgroup.procs").read_text() == "0\n"
+
+
+def test_box_whose_group_takes_no_process_is_not_started(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "groups").mkdir()
+    kernel = FakeKernel(tmp_path / "groups")
+    create = CgroupBase.create
+
+    def closed(self: CgroupBase, limits: Limits) -> Cgroup:
+        group = create(self, limits)
+        (group.path / "cgroup.procs").mkdir()
+        return group
+
+    monkeypatch.setattr(bwrap, "find_base", lambda: kernel.base)
+    monkeypatch.setattr(CgroupBase, "create", closed)
+    monkeypatch.setattr(Cgroup, "remove", lambda self: True)
+    with pytest.raises(InfrastructureError, match=r"cgroup\.procs"):
+        room.start("/bin/sh", "-c", "echo > ran")
+    assert not (room.workspace / "ran").exists()
+
+
+@pytest.mark.skipif(find_base() is None, reason="no control group can be made here")
+def test_box_does_not_see_where_its_group_lies(room: Room) -> None:
+    assert room.shell("grep ^0:: /proc/self/cgroup").out == "0::/\n"

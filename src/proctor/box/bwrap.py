@@ -125,8 +125,7 @@ class BwrapBox:
             self._process.wait()
             raise
 
-    @staticmethod
-    def _spawn(bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> subprocess.Popen[bytes]:
+    def _spawn(self, bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> subprocess.Popen[bytes]:
         options = ["--info-fd", str(pipes.give("info")), "--block-fd", str(pipes.give("block"))]
         seccomp = program()
         if seccomp is not None:
@@ -136,9 +135,14 @@ class BwrapBox:
             options += ["--userns-block-fd", str(pipes.give("block"))]
         # By a file: a command line shows to every user of the host, and to the box's own processes.
         args = "\0".join([*options, *arguments(spec, identity)]).encode("utf-8", "surrogateescape") + b"\0"
+        argv = [bwrap, "--args", str(pipes.file("args", args)), "--", *identity.become, *spec.argv]
+        if self._group:
+            # The shell goes into the group and becomes bwrap: no process of the box is ever outside, and the box's
+            # cgroup namespace, made later, does not show where on the host it lies.
+            argv = ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(self._group.path / "cgroup.procs"), *argv]
         try:
             return spawn(
-                [bwrap, "--args", str(pipes.file("args", args)), "--", *identity.become, *spec.argv],
+                argv,
                 env={"PATH": "/usr/bin:/bin"},
                 stdin=pipes.file("stdin", spec.stdin),
                 stdout=pipes.give("stdout"),
@@ -161,9 +165,6 @@ class BwrapBox:
             except OSError as error:
                 raise InfrastructureError(f"the ids of the box could not be mapped: {error}") from error
             os.write(block, b"x")
-        if self._group:
-            # Nothing of the command exists yet, so no process of it is ever outside of the group.
-            self._group.add(self._process.pid, init)
         self._tree = ProcessTree(init, self._group, own={self._process.pid, init})
         self._set_limits(init, self._spec.limits)
         os.write(block, b"x")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from proctor.errors import InfrastructureError
 from proctor.spec import Limits
 
 PREFIX = "proctor-"
@@ -53,18 +52,6 @@ class Cgroup:
     def __init__(self, path: Path, files: frozenset[str]) -> None:
         self.path = path
         self._files = files
-
-    def add(self, *pids: int) -> None:
-        """Move processes, with all their threads, into the group.
-
-        Raises:
-            InfrastructureError: The kernel refused.
-        """
-        for pid in pids:
-            try:
-                (self.path / "cgroup.procs").write_text(str(pid))
-            except OSError as error:
-                raise InfrastructureError(f"process {pid} could not be put into {self.path}: {error}") from error
 
     def pids(self) -> list[int]:
         try:

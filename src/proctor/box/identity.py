@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from proctor.errors import InfrastructureError
 BOX_ID = 65533
 """uid and gid of boxes on the host when root starts them: below `nobody`, in the range that no system hands out."""
 INSIDE = 1000
+SYSTEM_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+COUNTS = {"max_inotify_instances": 32, "max_inotify_watches": 65536}
 SETUP_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 """What is kept until the command's own user is taken on."""
 
@@ -53,7 +56,7 @@ def own_account() -> Identity:
 
 def separate_account() -> tuple[Identity | None, str]:
     """The account that owns nothing, for boxes started by root; None with the reason where it cannot be had."""
-    setpriv = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
+    setpriv = shutil.which("setpriv", path=SYSTEM_PATH)
     if setpriv is None:
         return None, "there is no setpriv (util-linux) in the system folders"
     if not _id_exists(BOX_ID):
@@ -78,9 +81,18 @@ def _umask() -> int:
 
 
 def write_maps(pid: int) -> None:
-    """Map the ids of a box's user namespace, whose first process is `pid`: root for the set-up, then the box's own."""
+    """Map the ids of a box's user namespace, whose first process is `pid`: root for the set-up, then the box's own.
+
+    What the kernel counts for each user it counts for the owner of the namespace too, and that is root: one box could
+    take all of root's inotify instances, of which there are 128. So a box gets a part of them.
+    """
     for name in ("uid_map", "gid_map"):
         Path(f"/proc/{pid}/{name}").write_text(f"0 0 1\n{INSIDE} {BOX_ID} 1\n")
+    nsenter = shutil.which("nsenter", path=SYSTEM_PATH)
+    if nsenter is not None:
+        script = "".join(f"echo {count} >/proc/sys/user/{name};" for name, count in COUNTS.items())
+        command = [nsenter, "--user", "--target", str(pid), "/bin/sh", "-c", script]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def hand_over(binds: Iterable[Bind], identity: Identity) -> None:

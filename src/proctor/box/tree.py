@@ -12,6 +12,9 @@ from pathlib import Path
 from proctor.box.cgroup import Cgroup
 from proctor.errors import InfrastructureError
 
+PENDING_S = 0.02
+"""How long a process has waited in the kernel, told to stop, until it counts as stopped."""
+
 
 def children(pid: int) -> list[int]:
     """Direct children of a process (all of its threads')."""
@@ -78,12 +81,22 @@ class ProcessTree:
         # One process may wake another until it is stopped itself, so go round until none runs. The first process
         # too: it may be about to start the command.
         until = time.monotonic() + timeout_s
-        while running := [pid for pid in {self._init, *self.pids()} if state(pid) not in ("T", "t", "", "Z")]:
+        waits: dict[int, float] = {}
+        while True:
+            now = time.monotonic()
+            states = {pid: state(pid) for pid in {self._init, *self.pids()}}
+            running = [pid for pid, letter in states.items() if letter not in ("T", "t", "", "Z")]
+            # One that waits in the kernel, for a child that it shares its memory with (vfork), say, cannot stop before
+            # the wait is over, but runs no code of its own either: the stop is pending.
+            waits = {pid: waits.get(pid, now) for pid in running if states[pid] == "D" and pid in self._stopped}
+            running = [pid for pid in running if now - waits.get(pid, now) < PENDING_S]
+            if not running:
+                return
             for pid in running:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGSTOP)
                     self._stopped.add(pid)
-            if time.monotonic() > until:
+            if now > until:
                 self.thaw()
                 raise InfrastructureError(f"{len(running)} processes could not be stopped within {timeout_s:g} s")
             time.sleep(0.0003)
