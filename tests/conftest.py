@@ -54,7 +54,8 @@ def _alive(me: psutil.Process) -> Counter[str]:
     """What this process holds, counted."""
     found = Counter(f"process {p.pid}" for p in me.children(recursive=True))
     found.update(f"thread {t.name}" for t in threading.enumerate() if t.name.split("-")[0] in SERVICE_THREADS)
-    found.update(f"cgroup {path.name}" for path in Path("/sys/fs/cgroup").glob(f"**/proctor-{os.getpid()}-*"))
+    with suppress(FileNotFoundError):  # going at this very moment
+        found.update(f"cgroup {path.name}" for path in Path("/sys/fs/cgroup").glob(f"**/proctor-{os.getpid()}-*"))
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             # "pipe:[4711]" without its number: one pipe is as good as another.

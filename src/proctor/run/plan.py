@@ -146,7 +146,7 @@ def _check_tier(task: Task, order: Order) -> None:
             f"the data of {task.id} ({order.tier}) is not on this machine",
             f"proctor fetch {task.id}, or proctor fetch {task.id} --from DIR",
         )
-    need = max(task.tiers[order.tier].gpus, order.device == "cuda")
+    need = max(task.tiers[order.tier].gpus, int(order.device == "cuda"))
     if need and order.device != "cpu":
         gpus = list_gpus()
         if len(gpus) < need:

@@ -8,12 +8,14 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+
 from proctor.jsonio import read_lines
 from proctor.run.folder import BusyError, RunFolder
 from proctor.run.result import Facts, build_result
 from proctor.run.seal import Sealed
 from proctor.scoring.scorelog import counting, read_scores
-from proctor.spec import Ended, Enforced, Protocol, Result, RunSpec, ScoreEntry
+from proctor.spec import Ended, Enforced, Finding, Protocol, Result, RunSpec, ScoreEntry
 from proctor.tasks.registry import get_task
 
 Event = dict[str, Any]
@@ -40,7 +42,11 @@ def close_dead(folder: RunFolder, why: str = "") -> Result | None:
             events = list(read_lines(folder.events))
             entries = tuple(read_scores(folder.scores))
             chosen = counting(entries, task.metric.direction, task.aggregation)
-            result = build_result(spec, task, _facts(spec, events, entries, chosen, why), entries)
+            died = f"{why or 'the worker died without a result (was it killed?)'}; last seen: {_last(events)}"
+            try:
+                result = build_result(spec, task, _facts(spec, events, entries, chosen, died), entries)
+            except ValidationError:  # a log that was edited: the score log alone must do
+                result = build_result(spec, task, _bare(entries, chosen, died), entries)
             folder.write_result(result)
     except BusyError:
         return None
@@ -53,26 +59,33 @@ def close_dead(folder: RunFolder, why: str = "") -> Result | None:
     return result
 
 
+def _bare(entries: tuple[ScoreEntry, ...], chosen: ScoreEntry | None, died: str) -> Facts:
+    """What the score log alone tells of a run."""
+    return Facts(reason=died, sealed=Sealed(chosen, None), calls=sum(1 for e in entries if e.origin == "agent"))
+
+
 def _facts(
-    spec: RunSpec, events: Sequence[Event], entries: tuple[ScoreEntry, ...], chosen: ScoreEntry | None, why: str
+    spec: RunSpec, events: Sequence[Event], entries: tuple[ScoreEntry, ...], chosen: ScoreEntry | None, died: str
 ) -> Facts:
     """What the logs tell of a run."""
-    died = f"{why or 'the worker died without a result (was it killed?)'}; last seen: {_last(events)}"
-    facts = Facts(reason=died, sealed=Sealed(chosen, None), calls=sum(1 for e in entries if e.origin == "agent"))
+    facts = _bare(entries, chosen, died)
     told = {str(event.get("event")): event for event in events}
     # A log that was cut or edited must not keep a run from being closed: what does not fit stays unknown.
     with suppress(KeyError, TypeError, ValueError):
-        facts.started_at = datetime.fromisoformat(told["agent_started"]["at"])
+        facts.started_at = datetime.fromisoformat(told["agent_started"]["started_at"])
     with suppress(KeyError, TypeError, ValueError):
         facts.enforced = Enforced(**{name: told["enforced"].get(name) for name in Enforced.model_fields})
     for name in ("hardware", "versions", "data"):
-        with suppress(KeyError):
+        with suppress(KeyError, TypeError, ValueError):
             setattr(facts, name, dict(told["machine"][name]))
     with suppress(KeyError, TypeError, ValueError):
         end = told["agent_ended"]
         facts.used_s, facts.scoring_s, facts.frozen_s = (float(end[k]) for k in ("used_s", "scoring_s", "frozen_s"))
-        facts.exit_code, facts.limit = end["exit_code"], end["limit"]
+        facts.exit_code, facts.limit, facts.gpu_busy_fraction = (
+            end[k] for k in ("exit_code", "limit", "gpu_busy_fraction")
+        )
         sealed = told["sealed"]
+        facts.findings = [Finding(**finding) for finding in sealed["findings"]]
         facts.sealed = Sealed(chosen, _official(spec, entries, chosen), str(sealed["reason"]), bool(sealed["ours"]))
         facts.ended = Ended(end["ended"])
         facts.reason = str(sealed["reason"]) or f"{died}; everything that counts had been scored"

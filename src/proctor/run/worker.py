@@ -238,7 +238,8 @@ class Worker:
             box = get_kind(spec.box).start(box_spec())
             self.budget.start()
             self.facts.started_at = self.clock.now()
-            self.events.write("agent_started", argv=list(launch.argv)[:20])
+            started = self.facts.started_at.isoformat()
+            self.events.write("agent_started", started_at=started, argv=list(launch.argv)[:20])
             service.attach(box)
             try:
                 self._supervisor = Supervisor(box, self.budget, self.events, spec.grace_s, self._ticker(lease, sampler))
@@ -309,13 +310,14 @@ class Worker:
         facts.take_clock(self.budget)
         clock = {"used_s": facts.used_s, "scoring_s": facts.scoring_s, "frozen_s": facts.frozen_s}
         end = {"ended": facts.ended.value, "exit_code": facts.exit_code, "limit": facts.limit}
-        self.events.write("agent_ended", **end, **clock)
+        self.events.write("agent_ended", **end, **clock, gpu_busy_fraction=facts.gpu_busy_fraction)
         used_s = self.spec.budget_s if facts.used_s is None else facts.used_s
         sealer = Sealer(self.spec, self.task, service, self.folder.snapshots, self.events, used_s)
         nothing_left = sealer.final()
         facts.sealed = sealer.seal(nothing_left)
         facts.findings += sealer.findings
-        self.events.write("sealed", reason=facts.sealed.reason, ours=facts.sealed.ours)
+        findings = [finding.model_dump() for finding in facts.findings]
+        self.events.write("sealed", reason=facts.sealed.reason, ours=facts.sealed.ours, findings=findings)
         self._live("scoring the curve")
         try:
             sealer.curve(silent.taken, self._stopping.is_set)
