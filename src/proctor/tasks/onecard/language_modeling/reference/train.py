@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-TIME_LIMIT_S = 540.0  # for all members together; the schedule of a member shrinks to its share
-MEMBERS = 6
-STEPS = 1500  # of one member
+TIME_LIMIT_S = 420.0  # for everything; a member that would not fit is left out, or its schedule shrinks
+SCHEDULES = (500, 1000, 2000)  # steps of a member; where there is a choice, the development text decides
+MEMBERS = 8
 LAYERS = 6
 HEADS = 6
 WIDTH = 384
 DROPOUT = 0.3
-BLOCK_SIZE = 512
-BATCH_SIZE = 64
+BLOCK_SIZE = 1024
+BATCH_SIZE = 32
 MUON_RATE = 0.02
 ADAM_RATE = 3e-3
 WARMUP = 0.02  # share of the schedule
@@ -67,7 +67,7 @@ class Copy(nn.Module):
     def __init__(self, longest):
         super().__init__()
         self.longest = longest
-        self.score = nn.Parameter(1.5 * torch.arange(longest + 1.0))  # by length of the match
+        self.score = nn.Parameter(torch.tensor([1.5, 0.0]))  # per matching character, and per root of their number
 
     def forward(self, idx, vocabulary):  # idx (B, T)
         t = idx.shape[1]
@@ -77,7 +77,8 @@ class Copy(nn.Module):
             run = same & F.pad(run[:, :-1, :-1], (1, 0, 1, 0))
             length = length + run
         past = torch.ones(t, t, dtype=torch.bool, device=idx.device).tril(-1)  # j < i: what followed j is known
-        score = self.score[length.long()].masked_fill(~past, -1e4)
+        matched = length.float()
+        score = (self.score[0] * matched + self.score[1] * matched.sqrt()).masked_fill(~past, -1e4)
         following = F.one_hot(F.pad(idx[:, 1:], (0, 1)), vocabulary).to(score.dtype)
         best = (length * past).amax(-1)  # (B, T): the longest match
         weights = score.softmax(-1) * past  # a position without a past must not look around instead
@@ -162,8 +163,8 @@ def rate(progress):
     return min(1.0, (progress + 1e-3) / WARMUP, max(0.0, 1 - progress) / COOLDOWN)
 
 
-def train_member(config, text, seed, budget_s, device):
-    """One GPT with averaged weights, trained on random blocks of `text` until STEPS or `budget_s` are used up."""
+def train_member(config, text, steps, seed, budget_s, device):
+    """One GPT with averaged weights, trained on random blocks of `text` until `steps` or `budget_s` are used up."""
     torch.manual_seed(seed)
     model = GPT(**config).to(device)
     averaged = GPT(**config).to(device)
@@ -191,10 +192,10 @@ def train_member(config, text, seed, budget_s, device):
             memory = min(EMA, step / (step + 10))
             torch._foreach_lerp_(list(averaged.parameters()), list(model.parameters()), 1 - memory)
         step += 1
-        progress = max(step / STEPS, (time.time() - started) / budget_s)
+        progress = max(step / steps, (time.time() - started) / budget_s)
         if step % 100 == 0:
             print(
-                f"  step {step}/{STEPS}: train {loss.item() / math.log(2):.4f}, {time.time() - started:.1f} s",
+                f"  step {step}/{steps}: train {loss.item() / math.log(2):.4f}, {time.time() - started:.1f} s",
                 flush=True,
             )
     return averaged.eval()
@@ -213,16 +214,29 @@ def main():
         "dropout": DROPOUT,
         "longest": LONGEST_MATCH,
     }
-    members = []
-    for i in range(MEMBERS):
+    both = torch.cat([train, val])
+    members, steps = [], SCHEDULES[0]
+    if len(SCHEDULES) > 1:
+        # Pilots leave the development text out, so that their scores there mean something.
+        share = TIME_LIMIT_S / 2 / sum(SCHEDULES)
+        scores = {}
+        for i, length in enumerate(SCHEDULES):
+            pilot = train_member(gpt, train, length, seed + i, share * length, device)
+            scores[length] = prepare.bits_per_byte(pilot, "val", BLOCK_SIZE)
+            print(f"pilot, {length} steps: val {scores[length]:.4f}, {time.time() - started:.1f} s", flush=True)
+            if scores[length] == min(scores.values()):
+                members, steps = [pilot], length
+    slowest = 0.0
+    while len(members) < MEMBERS:
         left = TIME_LIMIT_S - (time.time() - started)
-        # The first of several members leaves the development text out, so that its score there means something.
-        text = train if i == 0 and MEMBERS > 1 else torch.cat([train, val])
-        members.append(train_member(gpt, text, seed + i, left / (MEMBERS - i), device))
+        if members and left < slowest:
+            break
+        begun = time.time()
+        members.append(train_member(gpt, both, steps, seed + 100 + len(members), left, device))
+        slowest = max(slowest, time.time() - begun)
         config = {"gpt": gpt, "members": len(members), "block_size": BLOCK_SIZE}
         prepare.save_checkpoint(CHECKPOINT, Path(__file__).name, config, Ensemble(members))
-        score = prepare.bits_per_byte(members[-1], "val", BLOCK_SIZE)
-        print(f"member {i + 1}/{MEMBERS}: val {score:.4f} bits per byte, {time.time() - started:.1f} s", flush=True)
+        print(f"{len(members)} members, {time.time() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
