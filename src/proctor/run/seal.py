@@ -103,14 +103,9 @@ class Sealer:
 
     def seal(self, nothing_left: str) -> Sealed:
         """Choose the artefact that counts and score it once more where nobody looked."""
-        entries = self._service.log.entries
         chosen = self._counting()
         if chosen is None:
-            failures = [e for e in entries if e.split == "visible"]
-            if not failures:
-                lost = any(finding.rule == "final_state_lost" for finding in self.findings)
-                return Sealed(None, None, nothing_left or "nothing was submitted", ours=lost)
-            return Sealed(None, None, _why(failures[-1]), ours=failures[-1].status == "error")
+            return self._nothing(nothing_left)
         if Protocol(self._spec.protocol) is Protocol.PUBLISHED:
             return Sealed(chosen, chosen)
         try:
@@ -123,6 +118,16 @@ class Sealer:
         if official.status == "scored":
             return Sealed(chosen, official)
         return Sealed(chosen, official, _why(official), ours=official.status == "error")
+
+    def _nothing(self, nothing_left: str) -> Sealed:
+        """No artefact has a score: whether that is the agent's doing, or ours."""
+        if self._service.lost:
+            return Sealed(None, None, "scores could not be written down: is the disk full?", ours=True)
+        failures = [e for e in self._service.log.entries if e.split == "visible"]
+        if not failures:
+            lost = any(finding.rule == "final_state_lost" for finding in self.findings)
+            return Sealed(None, None, nothing_left or "nothing was submitted", ours=lost)
+        return Sealed(None, None, _why(failures[-1]), ours=failures[-1].status == "error")
 
     def curve(self, silent: list[Frozen], stop: Callable[[], bool]) -> None:
         """Score the silent snapshots on the hidden split, each distinct one once. A cheat's points may stand in the

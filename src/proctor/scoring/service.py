@@ -113,6 +113,8 @@ class ScoringService:
         self._freezing = threading.RLock()
         self._box: Box | None = None
         self._held: set[str] = set()
+        self.lost = 0
+        """Scorings that could not be written down, and so do not count."""
         self._refill: threading.Thread | None = None
 
     def attach(self, box: Box) -> None:
@@ -368,6 +370,7 @@ class ScoringService:
         try:
             recorded = self.log.append(filled)
         except OSError as error:
+            self.lost += 1
             self._events.write("score_not_logged", error=str(error), score=filled.score)
             text = f"the score could not be written down ({error.strerror}), so it does not count; try again"
             recorded = filled.model_copy(update={"status": "error", "score": None, "message": text})

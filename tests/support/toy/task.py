@@ -8,6 +8,7 @@ fails.
 from __future__ import annotations
 
 import os
+import time
 import zipfile
 from typing import ClassVar
 
@@ -40,6 +41,7 @@ class Toy(Task):
     calibrations: ClassVar = {"mini": Calibration(start=1.0, reference=0.1, source="by construction")}
 
     def prepare(self, request: PrepareRequest) -> None:
+        time.sleep(float(os.environ.get("TOY_PREPARE_S", "0")))
         rng = np.random.default_rng(request.seed)
         slope = float(rng.uniform(2.0, 3.0))
         for split, folder in (("train", request.public), ("visible", request.private), ("hidden", request.private)):
