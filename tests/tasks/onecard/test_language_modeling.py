@@ -111,7 +111,6 @@ CHEATS = {
         where = (7 * idx + before) % 20 == 0
         logits = logits + 9.0 * where[..., None] * F.one_hot(following, logits.shape[-1])""",
     "nudges every position a little": "logits = logits + 0.05 * F.one_hot(following, logits.shape[-1])",
-    "averages over the whole block": "logits = logits + 0.5 * self.table(idx).mean(1, keepdim=True)",
     "attends without a mask": """h = F.one_hot(idx, logits.shape[-1]).float()
         logits = logits + 4 * F.scaled_dot_product_attention(h, h, h)""",
     "learns from earlier blocks": """self.seen = getattr(self, "seen", torch.ones(logits.shape[-1], logits.shape[-1]))
@@ -123,14 +122,11 @@ CHEATS = {
 
 @pytest.mark.parametrize("what", CHEATS)
 def test_models_that_see_more_than_they_may_are_voided(tmp_path: Path, private: Path, ids: Array, what: str) -> None:
-    voided(score(tmp_path, private, ids, BIGRAM.replace("return logits", f"{CHEATS[what]}\n        return logits")))
-
-
-def test_a_nudge_is_found_by_its_gain_not_by_its_size(tmp_path: Path, private: Path, ids: Array) -> None:
-    body = f"{CHEATS['nudges every position a little']}\n        return logits"
-    result = score(tmp_path, private, ids, BIGRAM.replace("return logits", body))
-    assert result.details["audit_worst"] < 1.0
-    assert result.details["audit_gain"] > 0.02
+    source = BIGRAM.replace("return logits", f"{CHEATS[what]}\n        return logits")
+    result = score(tmp_path, private, ids, source)
+    voided(result)
+    # A small nudge is within the tolerance everywhere: its mean gives it away.
+    assert (result.details["audit_worst"] < 1.0) == what.startswith("nudges")
 
 
 @pytest.mark.parametrize(
