@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from proctor.spec import ScoreEntry
+from tests.box.support import needs_box
 from tests.support.stand import Stand, stand
 from tests.support.toy.task import TASK, Toy
 
+pytestmark = needs_box
 HONEST = "import numpy as np\ndef predict(x): return np.float32(2.5) * x\n"
 
 

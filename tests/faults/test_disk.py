@@ -20,8 +20,10 @@ from proctor.run.recover import close_dead
 from proctor.run.worker import work
 from proctor.scoring import scorelog, snapshot
 from proctor.spec import Ended
+from tests.box.support import needs_box
 from tests.support.runs import answers, entries, events, planned, ran
 
+pytestmark = needs_box
 ANSWER = """answer() { echo "{\\"slope\\": $1}" > answer.json; }\n"""
 
 

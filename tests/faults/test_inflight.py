@@ -8,9 +8,10 @@ import pytest
 
 from proctor.jsonio import read_lines
 from proctor.spec import Ended
+from tests.box.support import needs_box
 from tests.support.runs import answers, entries, events, ran
 
-pytestmark = [pytest.mark.usefixtures("no_leftovers")]
+pytestmark = [needs_box, pytest.mark.usefixtures("no_leftovers")]
 SLOW = """cat > solve.py <<'END'
 import time
 import numpy as np

@@ -14,9 +14,12 @@ import pytest
 from proctor.errors import InfrastructureError, ProctorError
 from proctor.run.folder import BusyError, RunFolder
 from proctor.spec import Result
+from tests.box.support import needs_box
 from tests.support.runs import ran, wait_for
 from tests.support.stand import spec_of
 from tests.support.toy.task import TASK
+
+pytestmark = needs_box
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ from proctor.jsonio import read_lines
 from proctor.run.folder import RunFolder
 from proctor.run.recover import close_dead
 from proctor.spec import Ended, Protocol, Result
+from tests.box.support import needs_box
 from tests.support.runs import planned, ran
 
+pytestmark = needs_box
 AGENT = "echo '{\"slope\": 2.5}' > answer.json; score --note first; echo '{\"slope\": 9}' > answer.json; score; submit"
 
 

@@ -15,10 +15,11 @@ from proctor.run.folder import RunFolder
 from proctor.run.rescore import rescore
 from proctor.scoring.snapshot import _digest
 from proctor.spec import Protocol
+from tests.box.support import needs_box
 from tests.support.runs import ran
 from tests.support.toy.task import ToyFaulty
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = [needs_box, pytest.mark.usefixtures("no_leftovers")]
 AGENT = "echo '{\"slope\": 2.5}' > answer.json; score; submit"
 
 

@@ -13,10 +13,11 @@ from proctor.errors import ProctorError, UsageError
 from proctor.run.folder import BusyError
 from proctor.run.worker import work
 from proctor.spec import Ended, Protocol
+from tests.box.support import needs_box
 from tests.support.runs import answers, entries, events, planned, ran, script, worker
 from tests.support.toy.task import ToyFaulty
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = [needs_box, pytest.mark.usefixtures("no_leftovers")]
 ANSWER = """answer() { echo "{\\"slope\\": $1}" > answer.json; }\n"""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversarial.test_candidate import FORGER, FORGERIES, HONEST
+from tests.box.support import needs_box
 from tests.support.stand import stand
 
 CHILDREN = """
@@ -18,6 +19,7 @@ for _ in range(8):
 """
 
 
+@needs_box
 @pytest.mark.usefixtures("no_leftovers")
 def test_attacks_cost_no_descriptors_processes_or_threads(tmp_path: Path) -> None:
     with stand(tmp_path, warm=1) as made:

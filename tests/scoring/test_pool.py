@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from proctor.errors import InfrastructureError
+from tests.box.support import needs_box
 from tests.support.stand import Stand, stand
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = [needs_box, pytest.mark.usefixtures("no_leftovers")]
 
 
 def boxes(made: Stand) -> list[str]:

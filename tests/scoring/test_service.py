@@ -24,6 +24,7 @@ from proctor.scoring.service import ScoringService
 from proctor.scoring.snapshot import Snapshots
 from proctor.spec import Finding, Metric
 from proctor.tasks.base import Evaluation, EvaluationContext, ScorePolicy
+from tests.box.support import needs_box
 from tests.support.stand import spec_of, stand
 from tests.support.toy.task import TASK, Toy
 
@@ -178,6 +179,7 @@ def test_an_invalid_submission_books_its_freeze_too(desk: Desk) -> None:
     assert desk.box.history == ["freeze", "thaw"]
 
 
+@needs_box
 def test_waiting_for_another_runs_timing_is_given_back(tmp_path: Path) -> None:
     """Nobody works meanwhile: the agent is frozen, and its clock stands still."""
 
@@ -364,6 +366,7 @@ def test_copies_for_the_curve_are_kept_until_the_end(desk: Desk) -> None:
 # With real boxes
 
 
+@needs_box
 def test_visible_and_hidden_scores_come_from_different_data(tmp_path: Path) -> None:
     with stand(tmp_path) as made:
         visible = made.answer(2.5)
@@ -375,6 +378,7 @@ def test_visible_and_hidden_scores_come_from_different_data(tmp_path: Path) -> N
     assert 0 < visible.overhead_s < visible.scoring_s
 
 
+@needs_box
 def test_the_right_answer_scores_zero_and_a_wrong_one_does_not(tmp_path: Path) -> None:
     with stand(tmp_path) as made:
         right, wrong = made.answer(made.slope), made.answer(made.slope + 1)
@@ -382,6 +386,7 @@ def test_the_right_answer_scores_zero_and_a_wrong_one_does_not(tmp_path: Path) -
         assert wrong.score is not None and wrong.score > 0.3
 
 
+@needs_box
 def test_a_candidate_that_cannot_start_is_our_fault(tmp_path: Path) -> None:
     class Broken(Toy):
         folder = tmp_path / "task"

@@ -153,12 +153,11 @@ class Progress:
         self._stderr = stderr
         self._last_summary = time.monotonic()
         self._said = 0
-        self._lost = False
         self.interrupts = 0
         self.live = Live(display, console=stderr, refresh_per_second=2, transient=True) if stderr.is_terminal else None
 
     def tick(self) -> None:
-        """Say what is new. Nobody to say it to (a closed pipe) is no reason to end an exam."""
+        """Say what is new."""
         self._display.refresh()
         lines = list(self.WORDS[self._said : self.interrupts])
         self._said = max(self._said, min(self.interrupts, len(self.WORDS)))
@@ -166,11 +165,8 @@ class Progress:
         if self.live is None and time.monotonic() - self._last_summary > PLAIN_INTERVAL_S:
             self._last_summary = time.monotonic()
             lines.append(self._display.summary())
-        try:
-            for line in lines if not self._lost else ():
-                say(self._stderr, line)
-        except OSError:
-            self._lost = True
+        for line in lines:
+            say(self._stderr, line)
 
 
 def _conclude(experiment: Experiment, pool: LocalPool, stderr: Console, as_json: bool, *, interrupted: bool) -> int:
