@@ -7,8 +7,8 @@ import cuda_build
 import torch
 
 THREADS = 256  # threads a block
-SEGMENTS = 8  # 16-byte loads a thread
-BLOCKS = 4  # blocks that are to fit on a multiprocessor
+SEGMENTS = 24  # 16-byte loads a thread
+BLOCKS = 2  # blocks that are to fit on a multiprocessor
 LOOK = 1  # words a lane reads at a time when looking back
 TICKETS = 1  # take tiles from a counter (1) or by block index (0)
 
