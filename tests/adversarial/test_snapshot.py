@@ -10,7 +10,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from proctor.scoring import snapshot
 from proctor.scoring.snapshot import Snapshot, Snapshots, inodes_under, load_snapshot, matches
 from proctor.spec import MIB
 from proctor.tasks.base import ArtefactRule
+from tests.support.users import somebody_else
 
 RULE = ArtefactRule(targets=("answer.json", "checkpoints/*.pt"), max_file_bytes=MIB, max_total_bytes=4 * MIB)
 
@@ -300,27 +300,10 @@ def test_a_named_target_inside_is_taken(place: Place, target: str) -> None:
 # Rights. root reads everything, so the look is made as another user.
 
 
-@contextmanager
-def as_another_user(root: Path) -> Iterator[None]:
-    """The agent's files belong to us all the same: a mode of 000 then keeps us out."""
-    if os.geteuid() != 0:
-        yield
-        return
-    for path in [root, *root.rglob("*")]:
-        os.chown(path, 65534, 65534, follow_symlinks=False)
-    for path in [root, *root.parents]:
-        path.chmod(path.stat().st_mode | 0o711)
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_an_unreadable_file_is_left_out_and_an_unreadable_target_refused(place: Place) -> None:
     place.write("answer.json")
     place.write("private.txt").chmod(0)
-    with as_another_user(place.workspace.parent):
+    with somebody_else(place.workspace.parent, owner=True):
         made = place.snapshots.take()
         assert copied(made) == {"answer.json"}
         assert made.left_out == ("private.txt (it cannot be read: Permission denied)",)
@@ -331,7 +314,7 @@ def test_an_unreadable_file_is_left_out_and_an_unreadable_target_refused(place: 
 def test_an_unreadable_folder_is_left_out_and_said(place: Place) -> None:
     place.write("checkpoints/best.pt")
     (place.workspace / "checkpoints").chmod(0)
-    with as_another_user(place.workspace.parent):
+    with somebody_else(place.workspace.parent, owner=True):
         assert "passed over: checkpoints/ (it cannot be read: Permission denied)" in place.refusal()
         place.write("answer.json")
         assert copied(place.snapshots.take()) == {"answer.json"}

@@ -16,6 +16,7 @@ from proctor.run.recover import close_dead
 from proctor.spec import Ended, Protocol, Result
 from tests.box.support import needs_box
 from tests.support.runs import planned, ran
+from tests.support.users import somebody_else
 
 pytestmark = needs_box
 AGENT = "echo '{\"slope\": 2.5}' > answer.json; score --note first; echo '{\"slope\": 9}' > answer.json; score; submit"
@@ -113,13 +114,8 @@ def test_another_closer_at_work_is_waited_for_by_nobody(tmp_path: Path, done: tu
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_results_of_somebody_else_are_read_and_not_touched(tmp_path: Path, done: tuple[RunFolder, Result]) -> None:
     run = died(tmp_path, done[0], "agent_started")
-    for path in [tmp_path, *tmp_path.parents]:
-        path.chmod(path.stat().st_mode | 0o055)
-    os.seteuid(65534)
-    try:
+    with somebody_else(run.root):
         assert close_dead(run) is None
-    finally:
-        os.seteuid(0)
     assert run.result() is None
 
 

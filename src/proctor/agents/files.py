@@ -32,7 +32,7 @@ class Files(Agent):
         if not files:
             raise UsageError(f"{folder} holds no files, so there is nothing to score")
         for path in files.values():
-            if not os.access(path, os.R_OK):
+            if not os.access(path, os.R_OK, effective_ids=True):
                 raise UsageError(f"{path} cannot be read", "make it readable, or take it out of the folder")
         size = sum(path.stat().st_size for path in files.values())
         if size > MAX_BYTES:
