@@ -21,7 +21,7 @@ token shows where the cut follows at once, so a peek on a share f of the positio
 The same holds for what carries over from other blocks or earlier calls, which the audit process sees in another
 order and in part. Where a split has fewer than 2 * AUDIT_CUTS blocks (long blocks), blocks are audited at several
 positions, and a peek that is confined to a share f of whole *blocks* is met less surely (f = 2 % of 109 blocks of
-1024: 75 %). Small nudges within the tolerance are caught by the mean gain, above GAIN_FLOOR nats.
+1024: 69 %). Small nudges within the tolerance are caught by the mean gain, above GAIN_FLOOR nats.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ BATCH = 64
 MIN_BLOCK, MAX_BLOCK = 16, 1024
 AUDIT_CUTS = 128
 TOLERANCE, TOLERANCE_PER_NAT = 0.25, 0.02
-"""Largest difference of a log-probability lp between scored and audited output: 0.25 + 0.02 |lp| nats. Measured: see
-`tests/tasks/onecard/measure_audit.py`."""
+"""Largest difference of a log-probability lp between scored and audited output: 0.25 + 0.02 |lp| nats. The starting
+and the reference solution of the mini tier do not move at all with the size of the batch, and by at most 0.7 of it
+when bfloat16 takes the place of float32, which is more than two bfloat16 kernels differ
+(`tests/tasks/onecard/measure_audit.py`)."""
 GAIN_FLOOR = 0.002
 """Mean gain, in nats per audited position, that is let pass whatever the spread."""
 
@@ -107,7 +109,16 @@ class LanguageModeling(Task):
         }
     }
     files = (data.SHAKESPEARE,)
-    calibrations: ClassVar[Mapping[str, Calibration]] = {}
+    calibrations: ClassVar[Mapping[str, Calibration]] = {
+        "mini": Calibration(
+            start=2.6289,
+            reference=1.1515,
+            start_std=0.0340,
+            reference_std=0.0134,
+            source="measured 2026-11-30, 2 CPU cores; seeds 0-4 and 0-2 on the release's hidden split",
+        ),
+        "full": Calibration(start=None, reference=None, source="not measured yet: needs a GPU"),
+    }
 
     def program_fields(self, tier: str, protocol: Protocol, budget_s: float) -> dict[str, str]:
         return {**super().program_fields(tier, protocol, budget_s), **_common.protocol_fields(protocol)}
