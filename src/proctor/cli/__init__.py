@@ -56,9 +56,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except typer.Abort:
-        sys.exit(EXIT_INTERRUPTED)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         say(stderr, "interrupted", style="red")
         sys.exit(EXIT_INTERRUPTED)
     except InfrastructureError as error:

@@ -241,6 +241,7 @@ class Worker:
             started = self.facts.started_at.isoformat()
             self.events.write("agent_started", started_at=started, argv=list(launch.argv)[:20])
             service.attach(box)
+            self._live("running")
             try:
                 self._supervisor = Supervisor(box, self.budget, self.events, spec.grace_s, self._ticker(lease, sampler))
                 broker.serve()

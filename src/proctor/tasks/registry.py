@@ -73,10 +73,8 @@ def get_task(name: str) -> Task:
     if name in broken_tasks():
         raise ProctorError(broken_tasks()[name])
     near = difflib.get_close_matches(name, list(tasks), n=1)
-    raise UsageError(
-        f"there is no task {name!r}",
-        f"did you mean {near[0]!r}? " * bool(near) + "`proctor tasks` lists them all",
-    )
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"there is no task {name!r}", f"{hint}`proctor tasks` lists them all")
 
 
 def suite_tasks(suite: str) -> list[Task]:

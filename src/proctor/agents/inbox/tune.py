@@ -124,4 +124,5 @@ def run_trial(script, mode, source, number, values, limit_s):
     return tool("score", str(kept), "--note", note)
 
 
-main()
+if __name__ == "__main__":
+    main()
