@@ -24,6 +24,7 @@ from proctor.box.probe import Probe, probe
 from proctor.box.seccomp import program
 from proctor.box.spawn import OutputPump, sealed_file, spawn
 from proctor.box.tree import ProcessTree
+from proctor.box.warden import WARDEN, process_name
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
 from proctor.spec import Limits
@@ -63,11 +64,14 @@ def start(spec: BoxSpec, identity: Identity) -> BwrapBox:
     hand_over(spec.binds, identity)
     base = find_base()
     group = base.create(spec.limits) if base else None
+    if group:
+        WARDEN.guard(str(group.path))
     try:
         return BwrapBox(bwrap, spec, group, identity)
     except BaseException:
         if group:
             group.remove()
+            WARDEN.forget(str(group.path))
         raise
 
 
@@ -104,6 +108,7 @@ class BwrapBox:
         self._spec = spec
         self._group = group
         self._closed = False
+        self._init = ""
         pipes = _Pipes()
         try:
             sinks = {pipes.release("stdout"): spec.stdout, pipes.release("stderr"): spec.stderr}
@@ -123,6 +128,7 @@ class BwrapBox:
         except BaseException:
             self._process.kill()
             self._process.wait()
+            WARDEN.forget(self._init)
             raise
 
     def _spawn(self, bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> subprocess.Popen[bytes]:
@@ -159,6 +165,8 @@ class BwrapBox:
         until = time.monotonic() + START_TIMEOUT_S
         block = pipes.keep("block")
         init = self._read_child_pid(pipes.keep("info"), until)
+        self._init = process_name(init)
+        WARDEN.guard(self._init)
         if identity.mapped:
             try:
                 write_maps(init)
@@ -259,8 +267,10 @@ class BwrapBox:
         self.kill()
         self._watch.stop()
         self._pump.stop()
+        WARDEN.forget(self._init)
         if self._group:
             self._group.remove()
+            WARDEN.forget(str(self._group.path))
 
 
 class _Pipes:

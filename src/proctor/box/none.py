@@ -18,6 +18,7 @@ from proctor.box.base import BoxPaths, BoxSpec, Capabilities
 from proctor.box.cgroup import Cgroup, find_base
 from proctor.box.spawn import SPAWNED, OutputPump, sealed_file, spawn
 from proctor.box.tree import ProcessTree, children, descendants, state
+from proctor.box.warden import WARDEN, process_name
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
 from proctor.inbox import BIN, LIB
@@ -69,12 +70,19 @@ class NoneBox:
                 target.symlink_to(bind.source)
         base = find_base()
         self._group = base.create(spec.limits) if base else None
+        self._guarded = str(self._group.path) if self._group else ""
+        if self._group:
+            WARDEN.guard(self._guarded)
         try:
             self._process = self._start(spec)
         except BaseException:
             if self._group:
                 self._group.remove()
+                WARDEN.forget(self._guarded)
             raise
+        if not self._group:
+            self._guarded = process_name(self._process.pid)
+            WARDEN.guard(self._guarded)
         self._tree = _BareTree(self._process.pid, self._group, ())
         self._watch = LimitWatch(self._tree, spec.limits, self._group)
         self._closed = False
@@ -134,6 +142,7 @@ class NoneBox:
         self._pump.stop()
         if self._group:
             self._group.remove()
+        WARDEN.forget(self._guarded)
 
 
 class _BareTree(ProcessTree):
