@@ -22,7 +22,7 @@ from proctor.errors import InfrastructureError
 
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 SPAWNED: set[int] = set()
-"""Pids that `spawn` has given: children of this process that are not orphans of some box."""
+"""Children of this process that were started here: they are not orphans of some box."""
 CHUNK = 1 << 16
 DRAIN_S = 1.0
 """How long output is still taken after the end of a box."""

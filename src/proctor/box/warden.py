@@ -14,6 +14,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+from proctor.box.spawn import SPAWNED
+
 SCRIPT = r"""
 trap '' HUP INT TERM
 set -f
@@ -82,6 +84,7 @@ class Warden:
                     cwd="/",
                     start_new_session=True,
                 )
+                SPAWNED.add(self._process.pid)
             self._guarded.add(name)
             self._tell("+", name)
 
