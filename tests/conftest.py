@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ("TASK", "TIMED", "BLIND", "CAPPED", "FAULTY")
-SERVICE_THREADS = ("broker", "request", "refill", "silent", "disk", "exit", "output", "limits")
+SERVICE_THREADS = ("broker", "request", "refill", "retire", "silent", "disk", "exit", "output", "limits")
 
 
 @pytest.fixture(scope="session", autouse=True)

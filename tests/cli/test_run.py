@@ -22,9 +22,10 @@ from tests.support.toy.task import ToyFaulty
 pytestmark = [needs_box, pytest.mark.usefixtures("no_leftovers")]
 QUICK = ("--budget", "20s", "--silent-snapshots", "0", "--memory", "1")
 FIXED = """schema run_id experiment suite task tier protocol agent agent_version model repeat seed started_at ended
-exit_code valid raw_score direction start_score reference_score relative_gain normalised_score visible_best sealed_score optimism
-budget_s used_s scoring_s frozen_s model_s rate_limit_s gpu_busy_fraction score_calls scripts_launched tokens cost_usd
-integrity enforced hardware versions artefact_sha256"""
+exit_code valid raw_score direction start_score reference_score relative_gain normalised_score
+visible_best sealed_score optimism budget_s used_s scoring_s frozen_s model_s rate_limit_s
+gpu_busy_fraction score_calls scripts_launched tokens cost_usd integrity enforced hardware versions
+artefact_sha256"""
 ANSWER = "echo '{\"slope\": 2.5}' > answer.json; score; submit"
 
 

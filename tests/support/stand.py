@@ -102,7 +102,7 @@ def stand(
         root=root / "candidates",
     )
     budget = BudgetClock(spec.budget_s, clock)
-    pool = CandidatePool(setup, warm)
+    pool = CandidatePool(setup, warm, quiet=task.policy.freeze_while_scoring)
     inputs = inodes_under(assets.public, assets.private)
     service = ScoringService(
         spec,

@@ -217,7 +217,8 @@ class Worker:
             limits=self.spec.limits,
             root=self.folder.scratch / "candidates",
         )
-        return CandidatePool(setup, self.task.policy.warm)
+        policy = self.task.policy
+        return CandidatePool(setup, policy.warm, quiet=policy.freeze_while_scoring)
 
     def _agent(
         self,

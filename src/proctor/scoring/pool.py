@@ -78,17 +78,24 @@ class CandidatePool:
     """Starts candidate boxes ahead of need and hands each out once.
 
     Until a box is handed out nothing of a submission is in it: whatever goes wrong before that is a fault of ours.
+
+    Args:
+        setup: What the boxes have in common.
+        warm: How many to keep waiting.
+        quiet: Nothing of an earlier box may run beside a later one (timing). Otherwise an answer does not wait for the
+            used box to be taken down: giving back a large process's memory takes longer than many a scoring.
     """
 
-    def __init__(self, setup: CandidateSetup, warm: int) -> None:
+    def __init__(self, setup: CandidateSetup, warm: int, *, quiet: bool = True) -> None:
         self._setup = setup
         self._wanted = warm
+        self._quiet = quiet
         self._waiting: list[_Warm] = []
         self._in_use: list[_Warm] = []
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._filling = threading.Lock()
-        self._starting = 0
+        self._busy = 0
         self._count = 0
         self._closed = False
 
@@ -115,13 +122,17 @@ class CandidatePool:
         with self._lock:
             number = None if self._closed else self._count
             self._count += 1
-            self._starting += 1
+            self._busy += 1
         try:
             yield number
         finally:
-            with self._lock:
-                self._starting -= 1
-                self._idle.notify_all()
+            self._done()
+
+    def _done(self) -> None:
+        """One start or one taking down less that `close` waits for."""
+        with self._lock:
+            self._busy -= 1
+            self._idle.notify_all()
 
     def _build(self, number: int) -> _Warm:
         setup = self._setup
@@ -216,7 +227,26 @@ class CandidatePool:
         finally:
             if on_close:
                 on_close(warm.link)
+            self._retire(warm)
+
+    def _retire(self, warm: _Warm) -> None:
+        """Take down a used box: at once, or beside what comes next."""
+        if self._quiet:
             self._discard(warm)
+            return
+
+        def discard() -> None:
+            try:
+                self._discard(warm)
+            finally:
+                self._done()
+
+        with self._lock:
+            self._busy += 1
+        try:
+            threading.Thread(target=discard, name="retire", daemon=True).start()
+        except RuntimeError:  # no more threads for the moment
+            discard()
 
     def kill_in_use(self) -> None:
         """End every candidate that is being scored (its scoring then fails)."""
@@ -240,11 +270,13 @@ class CandidatePool:
         """End every box; when this returns none is left, none is being started, and none will be."""
         with self._lock:
             self._closed = True
-            self._idle.wait_for(lambda: self._starting == 0)
+            self._idle.wait_for(lambda: self._busy == 0)
             left = [*self._waiting, *self._in_use]
             self._waiting.clear()
         for warm in left:
             self._discard(warm)
+        with self._lock:
+            self._idle.wait_for(lambda: self._busy == 0)
 
 
 def show(files: Path, slot: Path) -> None:

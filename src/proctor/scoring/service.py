@@ -65,6 +65,8 @@ class _Times:
     frozen_s: float = 0.0
     waited_s: float = 0.0
     """For other runs' timings. It is credited to the agent, and counted neither as frozen nor as scoring."""
+    computed_s: float = 0.0
+    """Spent waiting for the candidate."""
 
 
 class ScoringService:
@@ -193,11 +195,11 @@ class ScoringService:
                 if self._task.policy.freeze_while_scoring:
                     with self._frozen(times, drain=True), timing_lock(self._spec.run_id, self._waiter(times)):
                         snapshot = self.snapshots.take(target)
-                        entry = self._evaluate(snapshot, "visible", True)
+                        entry = self._evaluate(snapshot, "visible", True, times)
                 else:
                     with self._frozen(times):
                         snapshot = self.snapshots.take(target)
-                    entry = self._evaluate(snapshot, "visible", True)
+                    entry = self._evaluate(snapshot, "visible", True, times)
             except InvalidSubmission as error:
                 entry = self._entry("invalid", str(error))
             except FAULTS as error:
@@ -215,9 +217,9 @@ class ScoringService:
             try:
                 if self._task.policy.freeze_while_scoring:
                     with timing_lock(self._spec.run_id, self._waiter(times)):
-                        entry = self._evaluate(copy.snapshot, split, audit)
+                        entry = self._evaluate(copy.snapshot, split, audit, times)
                 else:
-                    entry = self._evaluate(copy.snapshot, split, audit)
+                    entry = self._evaluate(copy.snapshot, split, audit, times)
             except FAULTS as error:
                 entry = self._fault(error)
             times.elapsed_s = copy.elapsed_s
@@ -243,13 +245,13 @@ class ScoringService:
             held = set() if ended else self._held
             return self.snapshots.drop_all_but(worth_keeping(self.log.entries, self._task) | held | keep)
 
-    def _evaluate(self, snapshot: Snapshot, split: Literal["visible", "hidden"], audit: bool) -> ScoreEntry:
+    def _evaluate(
+        self, snapshot: Snapshot, split: Literal["visible", "hidden"], audit: bool, times: _Times
+    ) -> ScoreEntry:
         """One evaluation, with every way in which it can end turned into an entry."""
-        computing = 0.0
 
         def count(link: CandidateLink) -> None:
-            nonlocal computing
-            computing += link.compute_s
+            times.computed_s += link.compute_s
 
         limit = self._task.policy.timeout_s
         late = InvalidSubmission(f"scoring took longer than the {limit:g} s that this task allows")
@@ -284,17 +286,14 @@ class ScoringService:
 
         watchdog = threading.Timer(limit, expire)
         watchdog.start()
-        began = self._clock.monotonic()
         try:
-            entry = self._judged(self._task.evaluate(context), snapshot)
+            return self._judged(self._task.evaluate(context), snapshot)
         except InvalidSubmission as error:
-            entry = self._entry("invalid", str(late if timed_out.is_set() else error))
+            return self._entry("invalid", str(late if timed_out.is_set() else error))
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything: it costs one scoring, never a run
-            entry = self._fault(error)
+            return self._fault(error)
         finally:
             watchdog.cancel()
-        own = max(0.0, self._clock.monotonic() - began - computing)
-        return entry.model_copy(update={"overhead_s": own})
 
     def _fault(self, error: Exception) -> ScoreEntry:
         """A scoring that failed on our side. The agent learns the kind of fault only: the text may name hidden data."""
@@ -358,7 +357,7 @@ class ScoringService:
                 "elapsed_s": round(times.elapsed_s, 4),
                 "frozen_s": round(times.frozen_s, 4),
                 "scoring_s": round(seconds, 4),
-                "overhead_s": round(entry.overhead_s, 4),
+                "overhead_s": round(max(0.0, seconds - times.computed_s), 4),
                 "note": note[:1000],
             }
         )

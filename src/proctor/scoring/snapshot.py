@@ -268,7 +268,7 @@ class Snapshots:
             contents = self._copy_files(entries, target, files, left_out)
             sha256 = _digest(contents, target)
             about = {"target": target, "sha256": sha256, "files": len(contents), "left_out": left_out[:MAX_LEFT_OUT]}
-            write_json(fresh / "snapshot.json", about)
+            write_json(fresh / "snapshot.json", about, sync=False)  # the agent is frozen; a torn copy would be noticed
             final = self._store / sha256[:NAME_LENGTH]
             if final.exists():
                 shutil.rmtree(fresh)
