@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/proctor doctor || true
 	$(BIN)/proctor run --task forecasting,language_modeling,prefix_sum --tier mini --agent starter,tuner --repeats 2 \
-		--budget 30s --silent-snapshots 4 --out "$(DEMO_OUT)"
+		--budget 45s --silent-snapshots 4 --out "$(DEMO_OUT)"
 	$(BIN)/proctor report "$(DEMO_OUT)" --output "$(DEMO_OUT)/report.html"
 	@echo "report: $(DEMO_OUT)/report.html"
 

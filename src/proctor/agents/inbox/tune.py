@@ -5,7 +5,7 @@
 `train`: each trial runs a changed copy of SCRIPT (which writes a checkpoint), then `score`. `edit`: each trial replaces
 SCRIPT by a changed copy (which is itself the submission), then `score`. At the end the best trial is what lies in the
 workspace, and is submitted. Constants are top-level lines `NAME = number`; each is searched within a factor of four
-on a log scale, integers stay integers, and values between 0 and 1 stay there.
+on a log scale; integers stay integers, powers of two and odd numbers stay such, and values in (0, 1) stay there.
 """
 
 import json
@@ -47,13 +47,25 @@ def constants(source):
 
 def is_power(value):
     """Powers of two keep the shapes that the script's author had in mind (heads divide widths)."""
-    return isinstance(value, int) and value >= 8 and value & (value - 1) == 0
+    return isinstance(value, int) and value >= 4 and value & (value - 1) == 0
+
+
+def is_odd(value):
+    """Odd numbers stay odd: kernels have a middle. One is a count like any other."""
+    return isinstance(value, int) and value >= 3 and value % 2 == 1
+
+
+def encoded(value):
+    """The value as Optuna's parameter: powers of two by exponent, odd numbers by half."""
+    return value.bit_length() - 1 if is_power(value) else value // 2 if is_odd(value) else value
 
 
 def propose(trial, name, value):
     if is_power(value):
         power = value.bit_length() - 1
         return 1 << trial.suggest_int(name, max(1, power - 6 if value > 4096 else power - 1), power + 1)
+    if is_odd(value):
+        return 1 + 2 * trial.suggest_int(name, max(1, value // 6), 3 * (value // 2), log=True)
     if isinstance(value, int):
         return trial.suggest_int(name, max(1, value // 3), value * 3, log=True)
     high = min(value * 4, 0.999) if value < 1 else value * 4
@@ -71,7 +83,7 @@ def main():
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
     study = optuna.create_study(direction="minimize" if direction == "lower" else "maximize", sampler=sampler)
-    study.enqueue_trial({k: v.bit_length() - 1 if is_power(v) else v for k, v in start.items()})
+    study.enqueue_trial({k: encoded(v) for k, v in start.items()})
     print(f"tuning {len(start)} constants of {script}: {start}", flush=True)
     best, best_source, longest = None, original, 0.0
     while True:
