@@ -337,7 +337,7 @@ def prefix_sum(x, out):
 def test_honest_solutions_are_scored_without_findings(tmp_path: Path, form: str) -> None:
     files: dict[str, str | bytes] = {"solution.py": START}
     if form == "chunks":
-        files["solution.py"] = START.replace("CHUNK = 1 << 30", "CHUNK = 1 << 14")
+        files["solution.py"] = START.replace("CHUNK = 1 << 27", "CHUNK = 1 << 14")
     if form == "returns":
         files["solution.py"] = HONEST + "def prefix_sum(x):\n    out = x.clone()\n    honest(x, out)\n    return out\n"
     if form == "reference":

@@ -94,7 +94,7 @@ def rescore(folder: RunFolder) -> dict[str, Any]:
             pool.close()
     if entry.status == "error":
         raise InfrastructureError(f"{entry.message}: {entry.details.get('error', 'no reason known')}")
-    tolerance = task.rescore_tolerance
+    tolerance = task.rescore_tolerance(spec.tier)
     equal = entry.score is not None and abs(entry.score - result.raw_score) <= tolerance
     return {
         "recorded": result.raw_score,

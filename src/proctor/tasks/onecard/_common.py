@@ -55,15 +55,6 @@ def protocol_fields(protocol: Protocol) -> dict[str, str]:
     return {"counts": COUNTS[protocol]}
 
 
-def box_env(device: str) -> dict[str, str]:
-    """Environment of the boxes.
-
-    OpenMP threads that spin while they wait take the cores from whoever else has work: two of the mini tier's starting
-    solutions at a time on 2 cores needed more than 60 s each, and 14 s where they wait asleep.
-    """
-    return {"OMP_WAIT_POLICY": "PASSIVE"} if device == "cpu" else {}
-
-
 def load(candidate: Candidate, context: EvaluationContext) -> dict[str, Any]:
     """Load the checkpoint into a fresh candidate; returns what its candidate.py tells of the config (untrusted)."""
     meta = {"target": context.target, "device": context.device}

@@ -91,9 +91,6 @@ class Forecasting(Task):
     def program_fields(self, tier: str, protocol: Protocol, budget_s: float) -> dict[str, str]:
         return {**super().program_fields(tier, protocol, budget_s), **_common.protocol_fields(protocol)}
 
-    def box_env(self, tier: str, device: str) -> dict[str, str]:
-        return _common.box_env(device)
-
     def prepare(self, request: PrepareRequest) -> None:
         """Fill public/ with normalised rows, private/ with the rows of the visible and the hidden split."""
         if request.tier == "full":

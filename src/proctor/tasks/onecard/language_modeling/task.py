@@ -123,9 +123,6 @@ class LanguageModeling(Task):
     def program_fields(self, tier: str, protocol: Protocol, budget_s: float) -> dict[str, str]:
         return {**super().program_fields(tier, protocol, budget_s), **_common.protocol_fields(protocol)}
 
-    def box_env(self, tier: str, device: str) -> dict[str, str]:
-        return _common.box_env(device)
-
     def prepare(self, request: PrepareRequest) -> None:
         """Fill public/ with training and visible text, private/ with the visible and the hidden text."""
         if request.tier == "full":

@@ -65,6 +65,14 @@ class PrefixSum(Task):
         )
     }
 
+    start_constants: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
+        "mini": {"solution.py": {"CHUNK": 1 << 24}}
+    }
+
+    def rescore_tolerance(self, tier: str) -> float:
+        """ln(ms): two timings differ by what else the machine does; a GPU is leased alone, a CPU is not."""
+        return 0.05 if self.tiers[tier].gpus else 0.35
+
     def reference_files(self, tier: str) -> dict[str, bytes]:
         """The mini tier's reference is for the CPU, the full tier's for a GPU."""
         return self._solution(f"reference/{tier}", self.reference_constants.get(tier, {}))
