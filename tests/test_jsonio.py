@@ -68,6 +68,7 @@ def test_a_line_that_meets_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         append_line(path, {"n": 1})
     monkeypatch.undo()
+    assert path.read_bytes() == b'{"n":0}\n'
     append_line(path, {"n": 2})
     assert list(read_lines(path)) == [{"n": 0}, {"n": 2}]
 

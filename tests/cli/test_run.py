@@ -54,6 +54,7 @@ def run_of(folder: Path, name: str) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_run_for_programs(command_line: CommandLine, tmp_path: Path) -> None:
     agents = f"{script(tmp_path, ANSWER)},starter"
     answer = command_line(
@@ -97,6 +98,7 @@ def test_a_cache_that_cannot_be_written_is_2_and_says_so(
     assert answer.code == 2 and "/proc/nowhere" in answer.err and "Traceback" not in answer.err
 
 
+@pytest.mark.slow
 def test_results_that_are_damaged_meanwhile_are_2_and_the_others_are_told(
     command_line: CommandLine, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from proctor.box import registry as boxes
 from proctor.errors import ProctorError, UsageError
 from proctor.run.folder import BusyError
+from proctor.run.seal import Sealer
 from proctor.run.worker import work
 from proctor.spec import Ended, Protocol
 from tests.box.support import needs_box
@@ -214,6 +215,23 @@ def test_a_fault_of_ours_does_not_use_up_a_call(tmp_path: Path) -> None:
     run, result = ran(tmp_path, ANSWER + "answer 2.4; for i in 1 2 3; do score; done; exit", task="toy_capped")
     assert [a["status"] for a in answers(run)] == ["scored", "scored", "error"]
     assert answers(run)[2]["message"] == "all 2 scorings are used up" and result.score_calls == 2
+
+
+@pytest.mark.parametrize("step", ["final", "seal", "curve"])
+def test_a_fault_after_the_agents_end_keeps_what_was_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the harness is broken")
+
+    monkeypatch.setattr(Sealer, step, broken)
+    run, result = ran(tmp_path, ANSWER + "answer 2.4; score; exit")
+    assert result.visible_best == entries(run)[0].score and result.used_s is not None
+    if step == "curve":
+        assert (result.ended, result.valid) == (Ended.EXITED, True), "all that counts had been scored"
+    else:
+        assert (result.ended, result.valid, result.raw_score) == (Ended.INFRASTRUCTURE, False, None)
+        assert result.reason == "RuntimeError: the harness is broken"
 
 
 def test_an_agent_that_vanished_is_infrastructure_with_a_reason(tmp_path: Path) -> None:
