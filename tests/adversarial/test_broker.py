@@ -173,9 +173,7 @@ def test_random_bytes_never_stop_it(counter: Counter) -> None:
     assert counter.ask(op="clock")["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    "note", ["\ud800", "nul\0", "\x1b[2J", "x" * 60_000, "🦊" * 3000, '"}\n{"op": "submit"}']
-)
+@pytest.mark.parametrize("note", ["\ud800", "nul\0", "\x1b[2J", "x" * 60_000, "🦊" * 3000, '"}\n{"op": "submit"}'])
 def test_any_note_is_written_down_and_read_back(counter: Counter, note: str) -> None:
     answer = counter.ask(op="score", note=note)
     assert answer["status"] == "scored"
@@ -278,6 +276,15 @@ def test_a_fault_of_ours_uses_up_no_call(tmp_path: Path) -> None:
             assert counter.ask(op="score")["status"] == "error"
         counter.service.next = entry()
         assert counter.ask(op="score")["status"] == "scored"
+
+
+def test_no_run_fills_the_hosts_disk_with_scorings(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MAX_SCORINGS", 3)
+    for status in ("scored", "error", "invalid"):
+        counter.service.next = entry(status=status, score=1.0 if status == "scored" else None)
+        assert counter.ask(op="score")["status"] == status
+    assert counter.ask(op="score")["message"] == "3 scorings are enough"
+    assert len(counter.service.asked) == 3
 
 
 def test_after_the_deadline_nothing_is_scored(counter: Counter) -> None:

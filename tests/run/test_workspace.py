@@ -45,7 +45,7 @@ def test_the_agents_files_lie_over_the_start_but_not_over_what_is_locked(tmp_pat
     assert text["PROMPT.md"] == "the prompt" and text["program.md"].startswith(
         "Guess the slope of the line in 0.5 minutes"
     )
-    assert (agent / "agent.sh").stat().st_mode & 0o111 and set(p.name for p in agent.iterdir()) == {"agent.sh"}
+    assert (agent / "agent.sh").stat().st_mode & 0o111 and [p.name for p in agent.iterdir()] == ["agent.sh"]
 
 
 def test_the_cache_and_the_other_runs_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from proctor.tasks.base import Task
 MAX_REQUEST = 64 * 1024
 MAX_CONNECTIONS = 32
 MAX_WAITING = 4
+MAX_SCORINGS = 10_000
+"""In one run, whatever came of them: each is a line in a log and in memory."""
 READ_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 60.0
 """Long, since whoever asked may be frozen for the timing of another request."""
@@ -58,6 +60,7 @@ class Broker:
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._gate = threading.Lock()
         self._calls = 0
+        self._served = 0
         self._last_call_s: float | None = None
         self._closed = False
         self._refused = 0
@@ -144,6 +147,7 @@ class Broker:
                 if refusal:
                     return self._time({"status": "error", "message": refusal})
                 self._calls += 1
+                self._served += 1
                 self._last_call_s = self._budget.elapsed()
             target = request.get("target")
             entry = self._service.score(
@@ -162,6 +166,8 @@ class Broker:
         policy = self._task.policy
         if self._budget.expired() or self._closed:
             return TIME_IS_UP
+        if self._served >= MAX_SCORINGS:
+            return f"{MAX_SCORINGS} scorings are enough"
         if policy.max_calls is not None and self._calls >= policy.max_calls:
             return f"all {policy.max_calls} scorings are used up"
         if self._last_call_s is not None:
