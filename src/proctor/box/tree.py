@@ -118,9 +118,13 @@ class ProcessTree:
             os.kill(self._init, signal.SIGKILL)
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Whether no process is left within the limit."""
+        """Whether no process is left within the limit.
+
+        The first process counts: the kernel lets that of a namespace go only when all others are gone, to the last of
+        what a dying process does, whereas a group loses them a little earlier.
+        """
         until = time.monotonic() + timeout_s
-        while self.pids():
+        while self.pids() or state(self._init) not in ("", "Z"):
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)
