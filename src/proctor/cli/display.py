@@ -70,24 +70,21 @@ class Display:
                 continue
             self._told[row["run"]] = state
             if row["state"] == "ended":
-                score = score_text(row["score"]) if row["valid"] else f"no valid score ({row['reason'][:300]})"
-                yield f"{row['run']}: {row['ended']} after {clock_text(row['elapsed_s'])}, score {score}"
+                came = (
+                    f"score {score_text(row['score'])}" if row["valid"] else f"no valid score ({row['reason'][:300]})"
+                )
+                after = f" after {clock_text(row['elapsed_s'])}" if row["elapsed_s"] is not None else ""
+                yield f"{row['run']}: {row['ended']}{after}, {came}"
             elif row["state"] == "running":
                 yield f"{row['run']}: started"
 
     def __rich__(self) -> RenderableType:
+        with_gpu = any(row["gpu_busy"] is not None for row in self.rows())
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name, justify in (
-            ("run", "left"),
-            ("state", "left"),
-            ("clock", "right"),
-            ("left", "right"),
-            ("best", "right"),
-            ("scorings", "right"),
-            ("GPU", "right"),
-            ("result", "right"),
-        ):
-            table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column("run", overflow="fold")
+        table.add_column("state", overflow="fold")
+        for name in ("clock", "left", "best", "scorings", *(["GPU"] if with_gpu else []), "result"):
+            table.add_column(name, justify="right", overflow="fold")
         for row in self.rows():
             ended = row["state"] == "ended"
             gpu = f"{100 * row['gpu_busy']:.0f} %" if row["gpu_busy"] is not None else ""
@@ -99,7 +96,7 @@ class Display:
                 "" if ended else clock_text(row["remaining_s"]),
                 score_text(row["best"]),
                 str(row["scorings"] or ""),
-                gpu,
+                *([gpu] if with_gpu else []),
                 Text(score_text(row["score"]) if row["valid"] else "invalid" if ended else "", style=style),
             )
         return table
