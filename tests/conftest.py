@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,14 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, value)
         patch.delenv("COLUMNS", raising=False)
         yield
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A temporary folder that other users can reach; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="proctor-test-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -300,7 +300,8 @@ def test_a_named_target_inside_is_taken(place: Place, target: str) -> None:
 # Rights. root reads everything, so the look is made as another user.
 
 
-def test_an_unreadable_file_is_left_out_and_an_unreadable_target_refused(place: Place) -> None:
+def test_an_unreadable_file_is_left_out_and_an_unreadable_target_refused(open_path: Path) -> None:
+    place = Place(open_path)
     place.write("answer.json")
     place.write("private.txt").chmod(0)
     with somebody_else(place.workspace.parent, owner=True):
@@ -311,7 +312,8 @@ def test_an_unreadable_file_is_left_out_and_an_unreadable_target_refused(place: 
         assert "answer.json cannot be scored: it cannot be read: Permission denied" in place.refusal()
 
 
-def test_an_unreadable_folder_is_left_out_and_said(place: Place) -> None:
+def test_an_unreadable_folder_is_left_out_and_said(open_path: Path) -> None:
+    place = Place(open_path)
     place.write("checkpoints/best.pt")
     (place.workspace / "checkpoints").chmod(0)
     with somebody_else(place.workspace.parent, owner=True):

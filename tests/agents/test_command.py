@@ -102,8 +102,8 @@ def test_files_must_be_a_readable_folder_with_something_in_it(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "given"
+def test_a_file_that_cannot_be_read_is_refused(open_path: Path) -> None:
+    folder = open_path / "given"
     program(folder, "secret", 0o600)
     with somebody_else(folder), pytest.raises(UsageError, match="secret cannot be read"):
         parse_agent(f"files:{folder}")

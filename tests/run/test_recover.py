@@ -112,8 +112,8 @@ def test_another_closer_at_work_is_waited_for_by_nobody(tmp_path: Path, done: tu
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_results_of_somebody_else_are_read_and_not_touched(tmp_path: Path, done: tuple[RunFolder, Result]) -> None:
-    run = died(tmp_path, done[0], "agent_started")
+def test_results_of_somebody_else_are_read_and_not_touched(open_path: Path, done: tuple[RunFolder, Result]) -> None:
+    run = died(open_path, done[0], "agent_started")
     with somebody_else(run.root):
         assert close_dead(run) is None
     assert run.result() is None
