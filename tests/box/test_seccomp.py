@@ -158,6 +158,7 @@ class TestInBoxes:
         ended = room.run("/usr/bin/env", "node", "-e", script, env={"PATH": os.environ["PATH"]})
         assert ended.out == "read\nchild\n", ended.err
 
+    @pytest.mark.slow
     def test_torch_works(self, room: Room) -> None:
         pytest.importorskip("torch")
         code = (

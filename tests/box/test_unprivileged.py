@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,17 @@ print(json.dumps({
 
 
 @needs_root
-def test_ordinary_account_gets_the_same_boxes(tmp_path: Path) -> None:
+def test_ordinary_account_gets_the_same_boxes() -> None:
+    # Not in pytest's own folder, which is closed to other accounts.
+    with tempfile.TemporaryDirectory(prefix="proctor-unprivileged-") as folder:
+        look(Path(folder))
+
+
+def look(folder: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         pytest.skip("there is no setpriv to become an ordinary account with")
-    os.chown(tmp_path, ACCOUNT, ACCOUNT)
-    for folder in (*tmp_path.parents[:2],):
-        folder.chmod(0o755)  # pytest closes its folders to others
+    os.chown(folder, ACCOUNT, ACCOUNT)
     paths = [str(REPO / "src"), str(REPO), sysconfig.get_path("purelib")]
     become = [setpriv, f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", "--clear-groups"]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -60,7 +65,7 @@ def test_ordinary_account_gets_the_same_boxes(tmp_path: Path) -> None:
 
     if run("import pytest, pydantic, proctor.box.bwrap").returncode != 0:
         pytest.skip(f"{SYSTEM_PYTHON} of another account cannot import Proctor here")
-    done = run(SCRIPT, str(tmp_path))
+    done = run(SCRIPT, str(folder))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["usable"] and found["isolated"], found["problems"]
