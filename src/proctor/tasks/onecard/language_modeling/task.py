@@ -121,7 +121,7 @@ class LanguageModeling(Task):
             start=3.4043,
             reference=None,
             start_std=0.0320,
-            source="one NVIDIA H200, torch 2.11, 2026-11-30; sealed, seeds 0 and 1; the reference is not measured whole",
+            source="one NVIDIA H200, torch 2.11, 2026-11-30; sealed, seeds 0, 1; reference not measured whole",
         ),
     }
 
