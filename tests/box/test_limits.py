@@ -59,8 +59,8 @@ def test_memory_over_the_limit_ends_the_largest_process(room: Room, body: str) -
 @pytest.mark.parametrize(
     "body",
     [
-        "[open(f'/dev/shm/{i}', 'wb').write(b'x' * (100 << 20)) for i in range(4)]",
-        "[open(f'/tmp/{i}', 'wb').write(b'x' * (100 << 20)) for i in range(4)]",
+        "for i in range(400): open(f'/dev/shm/{i}', 'wb').write(b'x' * (1 << 20))",
+        "for i in range(400): open(f'/tmp/{i}', 'wb').write(b'x' * (1 << 20))",
         "fd = os.memfd_create('hidden')\nfor _ in range(400): os.write(fd, b'x' * (1 << 20))",
         "d = os.open('/tmp', 0)\nfor i in range(400_000): os.close(os.open(f'/tmp/{i}', os.O_CREAT))",
     ],
