@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from proctor.box import none
 from proctor.box.cgroup import find_base
 from proctor.box.registry import get_kind
 from proctor.box.runtime import default_python
-from proctor.box.tree import state
+from proctor.box.tree import children, state
 from proctor.errors import InfrastructureError, UsageError
 from proctor.spec import MIB, Limits
 from tests.box.support import STUBBORN, Room, until
@@ -78,19 +79,24 @@ def test_daemons_left_by_a_command_that_exited_are_ended_too(room: Room, groups:
     box.close()
 
 
-def test_orphans_that_end_do_not_stay_as_zombies(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(none, "find_base", lambda: None)
+def dead_children() -> list[int]:
+    return [pid for pid in children(os.getpid()) if state(pid) == "Z"]
+
+
+def test_orphans_that_end_do_not_stay_as_zombies(room: Room, groups: bool) -> None:
     box = room.start("/bin/sh", "-c", "for i in 1 2 3; do (setsid sleep 0.1 &) ; done; sleep 60")
     assert until(lambda: len(box.pids()) == 2)  # the shell and its sleep
-
-    def dead_children() -> list[int]:
-        from proctor.box.tree import children
-
-        return [pid for pid in children(os.getpid()) if state(pid) == "Z"]
-
     box.pids()
     assert dead_children() == []
     box.close()
+    assert dead_children() == []
+
+
+def test_orphans_of_others_are_adopted_only_while_a_command_runs(room: Room) -> None:
+    leave = "(setsid sleep 0.3 &); exit"
+    room.shell("true")
+    subprocess.run(["/bin/sh", "-c", leave], check=True)
+    assert not until(lambda: dead_children() != [], 0.6), "nobody here would bury it"
 
 
 def test_freeze_and_thaw(room: Room, groups: bool) -> None:

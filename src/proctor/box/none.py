@@ -10,6 +10,8 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,24 @@ from proctor.inbox import BIN, LIB
 from proctor.spec import Enforced
 
 PR_SET_CHILD_SUBREAPER = 36
+KILL_TIMEOUT_S = 10.0
+
+
+class _Adoption:
+    """Orphans of running commands become children of this process, so that none can leave its tree."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+
+    def change(self, by: int) -> None:
+        """One box more or less wants it."""
+        with self._lock:
+            self._wanted += by
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(self._wanted > 0), 0, 0, 0)
+
+
+_ADOPTION = _Adoption()
 
 
 class NoneKind:
@@ -61,8 +81,6 @@ class NoneBox:
 
     def __init__(self, spec: BoxSpec) -> None:
         self.name = spec.name
-        # Orphans of the command become our children, so that none can leave the tree.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for bind in spec.binds:  # what a mount would show is linked where the kind's paths say that it lies
             target = Path(bind.target)
             if not target.exists() and target.resolve() != bind.source.resolve():
@@ -73,9 +91,11 @@ class NoneBox:
         self._guarded = str(self._group.path) if self._group else ""
         if self._group:
             WARDEN.guard(self._guarded)
+        _ADOPTION.change(+1)
         try:
             self._process = self._start(spec)
         except BaseException:
+            _ADOPTION.change(-1)
             if self._group:
                 self._group.remove()
                 WARDEN.forget(self._guarded)
@@ -125,10 +145,15 @@ class NoneBox:
         self._tree.thaw()
 
     def kill(self) -> bool:
-        self._tree.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(10.0)
-        return self._tree.wait_empty(10.0)
+        until = time.monotonic() + KILL_TIMEOUT_S
+        while True:  # without a group, what is born during a kill needs another one
+            self._tree.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_TIMEOUT_S)
+            if self._tree.wait_empty(0.1):
+                return True
+            if time.monotonic() > until:
+                return False
 
     def limit_hit(self) -> str | None:
         return self._watch.hit()
@@ -142,6 +167,8 @@ class NoneBox:
         self._pump.stop()
         if self._group:
             self._group.remove()
+        self._tree.pids()
+        _ADOPTION.change(-1)
         WARDEN.forget(self._guarded)
 
 
@@ -153,13 +180,15 @@ class _BareTree(ProcessTree):
         self._seen: set[int] = set()
 
     def pids(self) -> list[int]:
+        orphans = [pid for pid in children(os.getpid()) if pid != self._init and _orphan(pid)]
+        for pid in orphans:
+            with suppress(ChildProcessError):  # dead ones are ours to bury
+                os.waitpid(pid, os.WNOHANG)
         if self._group:
             return super().pids()
         self._seen.update([self._init, *descendants(self._init)])
-        for pid in [pid for pid in children(os.getpid()) if pid != self._init and _orphan(pid)]:
+        for pid in orphans:
             self._seen.update([pid, *descendants(pid)])
-            with suppress(ChildProcessError):  # dead ones are ours to bury
-                os.waitpid(pid, os.WNOHANG)
         self._seen = {pid for pid in self._seen if state(pid) not in ("", "Z")}
         return list(self._seen)
 
