@@ -129,7 +129,7 @@ def root_owned_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
             if any(_mode(os.path.join(folder, name)) & 0o222 for folder, _, names in os.walk(entry) for name in names):
                 writable.append(entry.name)
             continue
-        mode = entry.stat(follow_symlinks=False).st_mode
+        mode = _mode(entry.path)
         if (mode & 0o400 and not mode & 0o004) or entry.name in ("keys", "key-users"):
             private.append(entry.name)
         elif mode & 0o222:
@@ -138,4 +138,7 @@ def root_owned_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _mode(path: str) -> int:
-    return os.lstat(path).st_mode
+    try:
+        return os.lstat(path).st_mode
+    except OSError:  # entries of /proc come and go
+        return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,7 +77,9 @@ class LimitWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        interval = INTERVAL_S
+        while not self._stop.wait(interval):
+            began = time.monotonic()
             pids = self._tree.pids()
             if self._pids:
                 count = sum(map(_threads, pids))
@@ -86,6 +89,8 @@ class LimitWatch:
                     return
             if self._memory:
                 self._check_memory(pids)
+            # Thousands of processes take a while to look at: that must not become a processor's whole work.
+            interval = max(INTERVAL_S, 5 * (time.monotonic() - began))
 
     def _check_memory(self, pids: list[int]) -> None:
         """Over the limit, kill the largest process, as the kernel would; if that is not where it lies, the box."""
