@@ -123,6 +123,27 @@ def test_environment_inside_a_hidden_folder_inside_a_shown_one_is_shown(
 
 
 @needs_box
+def test_environment_that_is_reached_by_a_link_hides_the_same(room: Room, tmp_path: Path) -> None:
+    site = venv(tmp_path / "real")
+    package(site, "proctor")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    ended = look(room, tmp_path / "link")
+    assert f"prefix {tmp_path}/link\n" in ended.out
+    assert "FOUND" not in ended.out
+
+
+@needs_box
+def test_package_that_is_a_link_into_a_shown_folder_is_hidden_there(room: Room, tmp_path: Path) -> None:
+    site = venv(tmp_path / "venv")
+    place = tmp_path / "venv" / "share" / "proctor"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text(f"# {CANARY}\n")
+    (site / "proctor").symlink_to(place)
+    assert CANARY in (site / "proctor" / "__init__.py").read_text()
+    assert "FOUND" not in look(room, tmp_path / "venv").out
+
+
+@needs_box
 def test_folders_of_the_run_are_hidden_where_a_shown_folder_contains_them(room: Room, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     cache = venv(folder) / "cache"

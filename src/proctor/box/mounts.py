@@ -61,8 +61,9 @@ def _system(python: str, hidden: tuple[Path, ...]) -> tuple[tuple[str, ...], tup
     runtime = runtime_of(python)
     links = [Path(name) for name in SYSTEM if os.path.islink(name)]
     shown = [_Part(Path(name), False) for name in SYSTEM if os.path.isdir(name) and not os.path.islink(name)]
-    shown += [_Part(path, False) for path in runtime.parts if not path.is_symlink()]
-    links += [path for path in runtime.parts if path.is_symlink()]
+    inner_links = [path for path in runtime.parts if path.is_symlink() and not os.path.isabs(os.readlink(path))]
+    shown += [_Part(path, False) for path in runtime.parts if path not in inner_links]
+    links += inner_links
     covered = [_Part(path, True) for path in _within((*own_paths(runtime), *hidden), shown)]
     parts = sorted({part.path: part for part in (*shown, *covered)}.values(), key=lambda part: len(part.path.parts))
     etc = [Path("/etc", name) for name in (*ETC, *ETC_OWN)]
@@ -82,10 +83,13 @@ def _system(python: str, hidden: tuple[Path, ...]) -> tuple[tuple[str, ...], tup
 
 
 def _within(paths: tuple[Path, ...], shown: list[_Part]) -> list[Path]:
-    """Those of the paths that a shown folder contains."""
-    roots = [part.path.resolve() for part in shown]
-    resolved = [path.resolve() for path in paths]
-    return [path for path in dict.fromkeys(resolved) if any(path.is_relative_to(root) for root in roots)]
+    """Where the paths are seen in the box: below each shown folder that contains them. A prefix may be reached by a
+    link, and then shows what it holds at other paths than the host's real ones."""
+    found = []
+    for part in shown:
+        root = part.path.resolve()
+        found += [part.path / real.relative_to(root) for path in paths if (real := path.resolve()).is_relative_to(root)]
+    return list(dict.fromkeys(found))
 
 
 def _folders_above(*paths: Path, below: Path = Path("/")) -> list[str]:
