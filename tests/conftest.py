@@ -61,7 +61,12 @@ def no_leftovers() -> Iterator[None]:
 
 def _alive(me: psutil.Process) -> Counter[str]:
     """What this process holds, counted."""
-    found = Counter(f"process {p.pid}" for p in me.children(recursive=True))
+    found: Counter[str] = Counter()
+    for process in me.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue  # it has ended: while a box of kind `none` is there, orphans of others become ours as well
+            found[f"process {process.pid} {process.name()} {' '.join(process.cmdline())[:200]}"] += 1
     found.update(f"thread {t.name}" for t in threading.enumerate() if t.name.split("-")[0] in SERVICE_THREADS)
     with suppress(FileNotFoundError):  # going at this very moment
         found.update(f"cgroup {path.name}" for path in Path("/sys/fs/cgroup").glob(f"**/proctor-{os.getpid()}-*"))

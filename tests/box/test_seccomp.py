@@ -13,6 +13,7 @@ import pytest
 from proctor.box import seccomp
 from proctor.box.bwrap import start
 from proctor.box.identity import own_account
+from proctor.box.runtime import default_python
 from proctor.box.seccomp import MACHINES, program
 from tests.box.support import Room, needs_box
 
@@ -175,3 +176,37 @@ class TestInBoxes:
         code = "import socket\ntry: socket.socket(40, 1)\nexcept OSError as e: print(e.errno)"
         box = start(room.spec("/usr/bin/env", "python3", "-c", code, env={"PATH": "/usr/bin:/bin"}), own_account())
         assert room.finish(box).out == f"{errno.EAFNOSUPPORT}\n"
+
+
+MUTE = """
+import ctypes, errno, fcntl, os
+file = open("/etc/passwd", "rb")
+os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+fcntl.lockf(file, fcntl.LOCK_SH)
+fcntl.flock(file, fcntl.LOCK_EX)
+for name, call in (
+    ("getlk", lambda: fcntl.fcntl(file, fcntl.F_GETLK, bytes(32))),
+    ("nowait", lambda: os.preadv(file.fileno(), [bytearray(4)], 0, os.RWF_NOWAIT)),
+):
+    try:
+        call()
+        print(name, "open")
+    except OSError as error:
+        print(name, errno.errorcode[error.errno])
+print("inotify", ctypes.CDLL(None).inotify_init1(0))
+print("read", os.preadv(file.fileno(), [bytearray(4)], 0, 0))
+"""
+
+
+@needs_box
+@pytest.mark.parametrize("mute", [True, False])
+def test_a_mute_box_cannot_signal_through_files_that_boxes_share(room: Room, mute: bool) -> None:
+    """A candidate that sees hidden inputs could tell another box by locks, cache residency or file events."""
+    ended = room.run(default_python(), "-I", "-c", MUTE, mute=mute)
+    assert ended.status == 0, ended.err
+    said = dict(line.split() for line in ended.out.splitlines())
+    assert said["read"] == "4"
+    if mute:
+        assert (said["getlk"], said["nowait"], said["inotify"]) == ("EINVAL", errno.errorcode[errno.EOPNOTSUPP], "-1")
+    else:
+        assert said["getlk"] == "open" and said["inotify"] != "-1"

@@ -54,6 +54,8 @@ class BoxSpec:
         stdin: What the command reads from standard input.
         stdout, stderr: Files that take its output, by bytes, up to `limits.output_bytes` each.
         python: Interpreter whose runtime is shown.
+        mute: Whether what is inside sees hidden inputs, and must not be able to signal to other boxes through files
+            that they share.
     """
 
     name: str
@@ -68,6 +70,7 @@ class BoxSpec:
     devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     fds: tuple[int, ...] = ()
+    mute: bool = False
     stdin: bytes = b""
 
 

@@ -133,7 +133,7 @@ class BwrapBox:
 
     def _spawn(self, bwrap: str, spec: BoxSpec, identity: Identity, pipes: _Pipes) -> subprocess.Popen[bytes]:
         options = ["--info-fd", str(pipes.give("info")), "--block-fd", str(pipes.give("block"))]
-        seccomp = program()
+        seccomp = program(mute=spec.mute)
         if seccomp is not None:
             options += ["--seccomp", str(pipes.file("seccomp", seccomp))]
         if identity.mapped:

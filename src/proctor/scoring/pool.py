@@ -167,6 +167,7 @@ class CandidatePool:
             devices=setup.devices,
             limits=setup.limits.model_copy(update={"output_bytes": OUTPUT_BYTES}),
             fds=(theirs.fileno(),),
+            mute=True,
         )
         try:
             box = setup.kind.start(spec)
@@ -280,20 +281,15 @@ class CandidatePool:
 
 
 def show(files: Path, slot: Path) -> None:
-    """Put a snapshot's files into a slot: hard links where possible (the box sees them read-only), copies elsewhere.
+    """Copy a snapshot's files into a slot, for one candidate alone.
+
+    Copies, not links: candidates that shared a file's pages could tell each other what they have read, and the audits
+    rest on their not being able to.
 
     Raises:
         InfrastructureError: They cannot be laid out; the snapshot was already copied once, so that is the disk's doing.
     """
     try:
-        shutil.copytree(files, slot, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(files, slot, copy_function=shutil.copyfile, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
         raise InfrastructureError(f"the frozen submission could not be laid out: {error}") from error
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-    return target

@@ -277,6 +277,7 @@ class ScoringService:
             rng=np.random.default_rng(),
             gpu_uuids=self._gpu_uuids,
             python=self._python,
+            budget_s=self._spec.budget_s,
             audit=audit,
         )
 
@@ -289,7 +290,8 @@ class ScoringService:
         try:
             return self._judged(self._task.evaluate(context), snapshot)
         except InvalidSubmission as error:
-            return self._entry("invalid", str(late if timed_out.is_set() else error))
+            text = str(late if timed_out.is_set() else error) + _left_out(snapshot)
+            return self._entry("invalid", text)
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything: it costs one scoring, never a run
             return self._fault(error)
         finally:
@@ -307,9 +309,7 @@ class ScoringService:
     def _judged(self, evaluation: Evaluation, snapshot: Snapshot) -> ScoreEntry:
         """The entry of an evaluation: a void finding, a score outside the metric's range or NaN never counts."""
         void = [f for f in evaluation.findings if f.severity == "void"]
-        message = evaluation.message
-        if snapshot.left_out:
-            message += f" (left out of the submission: {'; '.join(snapshot.left_out[:5])})"
+        message = evaluation.message + _left_out(snapshot)
         status: Literal["scored", "invalid"] = "scored"
         score = evaluation.score
         if void:
@@ -387,3 +387,8 @@ class ScoringService:
             self._pool.fill()
         except (InfrastructureError, OSError) as error:
             self._events.write("refill_failed", error=str(error))
+
+
+def _left_out(snapshot: Snapshot) -> str:
+    """What was not copied, for the end of a message: often the reason why a submission fails."""
+    return f" (left out of the submission: {'; '.join(snapshot.left_out[:5])})" if snapshot.left_out else ""

@@ -15,6 +15,7 @@ and is found through the entry-point group `proctor.tasks`.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,8 @@ class EvaluationContext:
     rng: np.random.Generator
     gpu_uuids: tuple[str, ...] = ()
     python: str = ""
+    budget_s: float = math.inf
+    """The run's budget: what a submission may compute while it is scored is bounded by it."""
     audit: bool = True
     """False for the curve of silent snapshots: a pass that only looks for cheating may be left out."""
 

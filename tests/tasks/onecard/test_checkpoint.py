@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from proctor.errors import InvalidSubmission
 from proctor.inbox.lib import checkpoint
+from proctor.tasks.onecard.forecasting.task import TASK
+from tests.support.local import local_candidate
 from tests.tasks.onecard.support import TARGET, write_submission
 
 SOURCE = """
@@ -212,3 +215,16 @@ def test_a_forward_that_returns_a_tuple_or_whole_numbers_is_told_so(
         server.load({"target": TARGET, "device": "cpu"}, {}, [])
         with pytest.raises(checkpoint.CheckpointError, match=said):
             server.predict({}, {"x": torch.ones(2, 3).numpy()}, [])
+
+
+def test_an_error_while_the_model_is_built_is_told_with_its_own_frames(tmp_path: Path) -> None:
+    """The script's arguments are not the driver's: telling the error must not rest on them."""
+    (tmp_path / "model.py").write_text('import sys\nsys.argv = []\ndef build_model(c): raise ValueError("too wide")\n')
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"script": "model.py", "config": {}, "state_dict": {}}, tmp_path / "checkpoints" / "m.pt")
+    with (
+        local_candidate(TASK.folder / "candidate.py", tmp_path) as candidate,
+        pytest.raises(InvalidSubmission, match="ValueError: too wide") as told,
+    ):
+        candidate.call("load", meta={"target": "checkpoints/m.pt", "device": "cpu"})
+    assert "model.py:3 in build_model" in str(told.value) and "driver.py" not in str(told.value)

@@ -20,6 +20,7 @@ import sys
 import traceback
 
 LIB = os.path.dirname(os.path.abspath(__file__))
+CANDIDATE_PY = sys.argv[2]  # kept: a submission sees, and may change, sys.argv
 sys.path.insert(0, LIB)
 
 import wire  # noqa: E402
@@ -34,7 +35,7 @@ def tell(error: BaseException) -> str:
     except Exception:
         text = f"{type(error).__name__}, whose text cannot be had"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((LIB, os.path.dirname(sys.argv[2]), "<frozen"))]
+    own = [f for f in frames if not f.filename.startswith((LIB, os.path.dirname(CANDIDATE_PY), "<frozen"))]
     where = "".join(f"\n  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in own[-6:])
     return text[:4000] + where[:4000]
 
@@ -42,7 +43,7 @@ def tell(error: BaseException) -> str:
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(sock.fileno(), False)
-    spec = importlib.util.spec_from_file_location("candidate", sys.argv[2])
+    spec = importlib.util.spec_from_file_location("candidate", CANDIDATE_PY)
     assert spec is not None and spec.loader is not None
     candidate = importlib.util.module_from_spec(spec)
     sys.modules["candidate"] = candidate

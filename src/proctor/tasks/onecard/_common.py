@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from proctor.errors import InvalidSubmission
 from proctor.spec import Finding, Protocol
 from proctor.tasks.base import Array, ArraySpec, ArtefactRule, Candidate, EvaluationContext
 
@@ -29,12 +30,16 @@ CHECKPOINTS = ArtefactRule(
     missing="there is no checkpoint yet: save one as checkpoints/<name>.pt (program.md says what it holds)",
 )
 
-LOAD_TIMEOUT_S = 180.0
-PREDICT_TIMEOUT_S = 120.0
-"""Host-side limits of one load and of one batch; generous, since big ensembles on a busy CPU are legitimate."""
+LOAD_SHARE, LEAST_LOAD_S, MOST_LOAD_S = 0.1, 15.0, 60.0
+PREDICT_SHARE, LEAST_PREDICT_S, MOST_PREDICT_S = 0.25, 30.0, 300.0
+"""Limits of loading a checkpoint, and of all its predictions in one pass, as shares of the budget. The last scorings of
+a run are off the agent's clock: without limits, training could be put off until then, into `build_model` or `forward`.
+"""
 
 GAIN_ERRORS = 4.0
 """How many standard errors the mean gain of the scored pass may reach (chance: about 3 in 100,000)."""
+GAIN_CAP = 4.0
+"""Whatever the spread, which a submission can inflate, no gain above this many times the floor is let pass."""
 
 INNOCENT = (
     "The output for a sample must depend on nothing but that sample: not on other samples, earlier calls or random "
@@ -58,23 +63,42 @@ def protocol_fields(protocol: Protocol) -> dict[str, str]:
 def load(candidate: Candidate, context: EvaluationContext) -> dict[str, Any]:
     """Load the checkpoint into a fresh candidate; returns what its candidate.py tells of the config (untrusted)."""
     meta = {"target": context.target, "device": context.device}
-    return candidate.call("load", meta=meta, timeout_s=LOAD_TIMEOUT_S).meta
+    limit = min(MOST_LOAD_S, max(LEAST_LOAD_S, LOAD_SHARE * context.budget_s))
+    try:
+        return candidate.call("load", meta=meta, timeout_s=limit).meta
+    except InvalidSubmission as error:
+        raise InvalidSubmission(
+            f"{error} (loading may take {limit:g} s: what is trained must be in the checkpoint)"
+            if "did not answer within" in str(error)
+            else str(error)
+        ) from None
 
 
-def predict(candidate: Candidate, inputs: Array, row_shape: Sequence[int]) -> Array:
-    """One batch through the model: float32, shape (len(inputs), *row_shape)."""
-    wanted = ArraySpec((len(inputs), *row_shape))
-    return candidate.call("predict", {"x": inputs}, expect={"y": wanted}, timeout_s=PREDICT_TIMEOUT_S).arrays["y"]
+class Pass:
+    """One pass over inputs by one candidate, within the time that all its predictions may take."""
 
+    def __init__(self, candidate: Candidate, context: EvaluationContext, row_shape: Sequence[int]) -> None:
+        self._candidate = candidate
+        self._row_shape = tuple(row_shape)
+        self._limit_s = min(MOST_PREDICT_S, max(LEAST_PREDICT_S, PREDICT_SHARE * context.budget_s))
+        self.seconds = 0.0
 
-def predict_shuffled(
-    candidate: Candidate, inputs: Array, row_shape: Sequence[int], batch_size: int, rng: np.random.Generator
-) -> Array:
-    """The scored pass: all of `inputs` in random batches; outputs in the order of `inputs`."""
-    outputs = np.empty((len(inputs), *row_shape), np.float32)
-    for rows in batches(rng.permutation(len(inputs)), batch_size):
-        outputs[rows] = predict(candidate, inputs[rows], row_shape)
-    return outputs
+    def predict(self, inputs: Array) -> Array:
+        """One batch through the model: float32, shape (len(inputs), *row_shape)."""
+        wanted = ArraySpec((len(inputs), *self._row_shape))
+        left = self._limit_s - self.seconds
+        if left <= 0:
+            raise InvalidSubmission(f"the predictions took longer than the {self._limit_s:g} s that they may take")
+        reply = self._candidate.call("predict", {"x": inputs}, expect={"y": wanted}, timeout_s=left)
+        self.seconds += reply.seconds
+        return reply.arrays["y"]
+
+    def shuffled(self, inputs: Array, batch_size: int, rng: np.random.Generator) -> Array:
+        """All of `inputs` in random batches; outputs in the order of `inputs`."""
+        outputs = np.empty((len(inputs), *self._row_shape), np.float32)
+        for rows in batches(rng.permutation(len(inputs)), batch_size):
+            outputs[rows] = self.predict(inputs[rows])
+        return outputs
 
 
 def batches(order: Array, batch_size: int) -> Iterator[Array]:
@@ -136,6 +160,6 @@ def judge(distances: Array, gains: Array, gain_floor: float, names: Sequence[str
         disagreeing=int(np.count_nonzero(distances > 1.0)),
         worst=float(distances[worst]),
         gain=float(gains.mean()),
-        gain_limit=max(gain_floor, GAIN_ERRORS * spread),
+        gain_limit=min(max(gain_floor, GAIN_ERRORS * spread), GAIN_CAP * gain_floor),
         where=names[worst],
     )

@@ -21,14 +21,15 @@ token shows where the cut follows at once, so a peek on a share f of the positio
 The same holds for what carries over from other blocks or earlier calls, which the audit process sees in another
 order and in part. Where a split has fewer than 2 * AUDIT_CUTS blocks (long blocks), blocks are audited at several
 positions, and a peek that is confined to a share f of whole *blocks* is met less surely (f = 2 % of 109 blocks of
-1024: 69 %). Small nudges within the tolerance are caught by the mean gain, above GAIN_FLOOR nats.
+1024: 69 %). Small nudges within the tolerance are caught by the mean gain: above GAIN_FLOOR nats
+where outputs agree closely, above GAIN_CAP times that (0.012 bits) however much they are made to spread.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,7 +39,6 @@ from proctor.spec import Direction, Metric, Protocol, Published, Tier
 from proctor.tasks.base import (
     Array,
     Calibration,
-    Candidate,
     Evaluation,
     EvaluationContext,
     PrepareRequest,
@@ -153,16 +153,22 @@ class LanguageModeling(Task):
         with context.open() as candidate:
             size = block_size(_common.load(candidate, context).get("block_size"))
             blocks = cutting.cut(ids, size)
-            logits = _common.predict_shuffled(candidate, blocks.inputs, (size, vocabulary), BATCH, context.rng)
+            once = _common.Pass(candidate, context, (size, vocabulary))
+            logits = once.shuffled(blocks.inputs, BATCH, context.rng)
         scored = cutting.target_log_probabilities(logits, blocks.targets)
+        count = int((blocks.targets >= 0).sum())
+        bits = float(-scored.sum() / count / np.log(2))
+        details: dict[str, Any] = {"bytes": count, "block_size": size, "predict_s": round(once.seconds, 3)}
+        if not context.audit:
+            return Evaluation(bits, details=details)
         with context.open() as candidate:
             if block_size(_common.load(candidate, context).get("block_size")) != size:
                 raise InvalidSubmission("config['block_size'] came out different when the checkpoint was loaded again")
-            audit = self._audit(candidate, context, blocks, logits, scored)
-        details = {"bytes": int((blocks.targets >= 0).sum()), "block_size": size, **audit.details()}
+            again = _common.Pass(candidate, context, (size, vocabulary))
+            audit = self._audit(again, context, blocks, logits)
+        details |= audit.details()
         if audit.passed:
-            bits = -scored.sum() / details["bytes"] / np.log(2)
-            return Evaluation(float(bits), details=details)
+            return Evaluation(bits, details=details)
         finding = audit.finding(
             "causality",
             "predictions change when only the text after them is replaced, so they depend on what they are to predict "
@@ -174,16 +180,14 @@ class LanguageModeling(Task):
         )
         return Evaluation(None, message, details, (finding,))
 
-    def _audit(
-        self, candidate: Candidate, context: EvaluationContext, blocks: Blocks, logits: Array, scored: Array
-    ) -> _common.Audit:
+    def _audit(self, again: _common.Pass, context: EvaluationContext, blocks: Blocks, logits: Array) -> _common.Audit:
         """Send the audit's rounds and compare them with the scored pass, block by block."""
         distances: list[float] = []
         gains: list[float] = []
         names: list[str] = []
         for part in cutting.audit_rounds(blocks, AUDIT_CUTS, context.rng):
             for some in _common.batches(np.arange(len(part.rows)), BATCH):
-                answers = _common.predict(candidate, part.inputs[some], logits.shape[1:])
+                answers = again.predict(part.inputs[some])
                 for row, cut, answer in zip(part.rows[some], part.cuts[some], answers, strict=True):
                     distance, gain = compare(logits[row, : cut + 1], answer[: cut + 1], int(blocks.targets[row, cut]))
                     distances.append(distance.max())

@@ -18,7 +18,7 @@ the floor. The rest allows for a way of moving the bytes that is better than the
 about 0.85 of the memory's rated bandwidth."""
 CLOCK_RATIO = 1.5
 """The candidate's own clock may differ from ours by this factor..."""
-CLOCK_SLACK_S = 1e-3
+CLOCK_SLACK_S = 1e-2
 """...and by this much per batch, or five times the fixed cost of an exchange, if that is more."""
 FILL_RATIO = 1.5
 """On a GPU, filling may take this many times as long as it did before the submission was loaded."""
