@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proctor.box import none
+from proctor.box import none, spawn
 from proctor.box.cgroup import find_base
 from proctor.box.registry import get_kind
 from proctor.box.runtime import default_python
@@ -119,4 +119,14 @@ def test_limits_are_watched(room: Room, monkeypatch: pytest.MonkeyPatch) -> None
     )  # fmt: skip
     assert box.wait(20.0) == -9
     assert (box.limit_hit() or "").startswith("memory:")
+    box.close()
+
+
+def test_orphan_with_the_pid_of_an_earlier_command_is_known_as_one(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pids are given anew: what was started here is known by its start time too."""
+    monkeypatch.setattr(none, "find_base", lambda: None)
+    monkeypatch.setattr(spawn, "_SPAWNED", {f"{pid}:1" for pid in range(1, 1 << 16)})
+    box = room.start(default_python(), "-I", "-S", "-c", STUBBORN, "leave")
+    assert box.wait(20.0) == 0
+    assert len(box.pids()) == 3
     box.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from proctor.box.cgroup import Cgroup, find_base
-from proctor.box.tree import descendants, state
-from proctor.box.warden import SCRIPT, Warden, process_name
+from proctor.box.tree import descendants, process_name, state
+from proctor.box.warden import SCRIPT, Warden
 from tests.box.support import Room, needs_box, until
 
 REPO = Path(__file__).resolve().parents[2]

@@ -82,8 +82,8 @@ while json.loads(ask("clock"))["remaining_s"] > 0.1:
 print(ask("submit"), flush=True)
 '"""
     run, result = ran(tmp_path, f"{ANSWER}; {late}; sleep 10", budget_s=3.0)
-    told = answers(run)[-1]
-    if told["remaining_s"] == 0.0:
+    told = [answer["remaining_s"] for answer in answers(run) if answer["message"].startswith("submitted")]
+    if not told or told[0] == 0.0:
         pytest.skip("the machine was too slow to submit in time")
-    assert told["remaining_s"] <= 0.1
+    assert told[0] <= 0.1
     assert (result.ended, result.limit) == (Ended.SUBMITTED, None)

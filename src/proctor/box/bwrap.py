@@ -23,8 +23,8 @@ from proctor.box.mounts import TEMPORARY, mounts
 from proctor.box.probe import Probe, probe
 from proctor.box.seccomp import program
 from proctor.box.spawn import OutputPump, sealed_file, spawn
-from proctor.box.tree import ProcessTree
-from proctor.box.warden import WARDEN, process_name
+from proctor.box.tree import ProcessTree, process_name
+from proctor.box.warden import WARDEN
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
 from proctor.spec import Limits

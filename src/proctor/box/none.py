@@ -18,9 +18,9 @@ from pathlib import Path
 
 from proctor.box.base import BoxPaths, BoxSpec, Capabilities
 from proctor.box.cgroup import Cgroup, find_base
-from proctor.box.spawn import SPAWNED, OutputPump, sealed_file, spawn
-from proctor.box.tree import ProcessTree, children, descendants, state
-from proctor.box.warden import WARDEN, process_name
+from proctor.box.spawn import OutputPump, sealed_file, spawn, was_spawned
+from proctor.box.tree import ProcessTree, children, descendants, process_name, state
+from proctor.box.warden import WARDEN
 from proctor.box.watch import LimitWatch
 from proctor.errors import InfrastructureError
 from proctor.inbox import BIN, LIB
@@ -205,6 +205,6 @@ def _orphan(pid: int) -> bool:
     goes back to a box's command, is not ours. With several boxes at once it may be another one's; dead weight either
     way, since a command that has ended has no use for what it left behind."""
     try:
-        return pid not in SPAWNED and os.getsid(pid) != os.getsid(0)
+        return os.getsid(pid) != os.getsid(0) and not was_spawned(pid)
     except ProcessLookupError:
         return False

@@ -18,11 +18,11 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from proctor.box.tree import process_name
 from proctor.errors import InfrastructureError
 
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
-SPAWNED: set[int] = set()
-"""Children of this process that were started here: they are not orphans of some box."""
+_SPAWNED: set[str] = set()
 CHUNK = 1 << 16
 DRAIN_S = 1.0
 """How long output is still taken after the end of a box."""
@@ -52,10 +52,20 @@ def spawn(
             cwd=cwd,
             start_new_session=new_session,
         )
-        SPAWNED.add(process.pid)
+        note_spawned(process.pid)
         return process
 
     return _SPAWNER.submit(start).result()
+
+
+def note_spawned(pid: int) -> None:
+    """Remember a child as one that was started here."""
+    _SPAWNED.add(process_name(pid))
+
+
+def was_spawned(pid: int) -> bool:
+    """Whether a child was started here, and is not the orphan of some command."""
+    return process_name(pid) in _SPAWNED
 
 
 class OutputPump:

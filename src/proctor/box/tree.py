@@ -45,6 +45,15 @@ def state(pid: int) -> str:
         return ""
 
 
+def process_name(pid: int) -> str:
+    """A process by pid and start time, since a pid may be given anew; "" if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
+
+
 class ProcessTree:
     """The processes of one box: those of its cgroup if it has one, else the descendants of its first process.
 

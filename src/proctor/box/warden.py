@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from pathlib import Path
 
-from proctor.box.spawn import SPAWNED
+from proctor.box.spawn import note_spawned
 
 SCRIPT = r"""
 trap '' HUP INT TERM
@@ -72,7 +71,7 @@ class Warden:
         self._process: subprocess.Popen[bytes] | None = None
 
     def guard(self, name: str) -> None:
-        """Have something ended when this process is gone: a control group's path, or what `process_name` gives."""
+        """Have something ended when this process is gone: a control group's path, or what `tree.process_name` gives."""
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
@@ -84,7 +83,7 @@ class Warden:
                     cwd="/",
                     start_new_session=True,
                 )
-                SPAWNED.add(self._process.pid)
+                note_spawned(self._process.pid)
             self._guarded.add(name)
             self._tell("+", name)
 
@@ -105,15 +104,6 @@ class Warden:
             os.write(self._process.stdin.fileno(), f"{sign}{name}\n".encode())
         except BrokenPipeError:  # somebody killed it: boxes then go with this process as bwrap sees to it
             return
-
-
-def process_name(pid: int) -> str:
-    """A process as the warden knows it; "" if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return f"{pid}:{stat.rpartition(')')[2].split()[19]}"
 
 
 WARDEN = Warden()
