@@ -18,7 +18,7 @@ from functools import cache
 
 from proctor.box.base import BoxPaths, BoxSpec, Capabilities
 from proctor.box.cgroup import Cgroup, find_base
-from proctor.box.identity import INSIDE, SETUP_CAPABILITIES, Identity, hand_over, write_maps
+from proctor.box.identity import INSIDE, SETUP_CAPABILITIES, Identity, bound_counts, hand_over, write_maps
 from proctor.box.mounts import TEMPORARY, mounts
 from proctor.box.probe import Probe, probe
 from proctor.box.seccomp import program
@@ -167,14 +167,18 @@ class BwrapBox:
         init = self._read_child_pid(pipes.keep("info"), until)
         self._init = process_name(init)
         WARDEN.guard(self._init)
+        counts = None
         if identity.mapped:
             try:
                 write_maps(init)
+                counts = bound_counts(init)
             except OSError as error:
                 raise InfrastructureError(f"the ids of the box could not be mapped: {error}") from error
             os.write(block, b"x")
         self._tree = ProcessTree(init, self._group, own={self._process.pid, init})
         self._set_limits(init, self._spec.limits)
+        if counts:
+            counts.wait()
         os.write(block, b"x")
         self._await(lambda: _unread(block) == 0, until)
         folders = [f"/proc/{init}/root{place}" for place in TEMPORARY]

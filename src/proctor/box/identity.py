@@ -81,18 +81,24 @@ def _umask() -> int:
 
 
 def write_maps(pid: int) -> None:
-    """Map the ids of a box's user namespace, whose first process is `pid`: root for the set-up, then the box's own.
-
-    What the kernel counts for each user it counts for the owner of the namespace too, and that is root: one box could
-    take all of root's inotify instances, of which there are 128. So a box gets a part of them.
-    """
+    """Map the ids of a box's user namespace, whose first process is `pid`: root for the set-up, then the box's own."""
     for name in ("uid_map", "gid_map"):
         Path(f"/proc/{pid}/{name}").write_text(f"0 0 1\n{INSIDE} {BOX_ID} 1\n")
+
+
+def bound_counts(pid: int) -> subprocess.Popen[bytes] | None:
+    """Give a box, whose first process is `pid`, a part of what the kernel counts for root; wait for what is returned.
+
+    What it counts for each user it counts for the owner of the user's namespace too, and that is root: one box could
+    take all of root's inotify instances, of which there are 128.
+    """
     nsenter = shutil.which("nsenter", path=SYSTEM_PATH)
-    if nsenter is not None:
-        script = "".join(f"echo {count} >/proc/sys/user/{name};" for name, count in COUNTS.items())
-        command = [nsenter, "--user", "--target", str(pid), "/bin/sh", "-c", script]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if nsenter is None:
+        return None
+    script = "".join(f"echo {count} >/proc/sys/user/{name};" for name, count in COUNTS.items())
+    quiet = subprocess.DEVNULL
+    command = [nsenter, "--user", "--target", str(pid), "/bin/sh", "-c", script]
+    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 def hand_over(spec: BoxSpec, identity: Identity) -> None:
