@@ -25,10 +25,10 @@ demo: setup
 	@echo "report: $(DEMO_OUT)/report.html"
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks
