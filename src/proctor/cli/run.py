@@ -23,6 +23,7 @@ from proctor.errors import ProctorError, UsageError
 from proctor.executors.local import LocalPool
 from proctor.jsonio import to_json
 from proctor.report import load, terminal_table
+from proctor.run.index import rebuild
 from proctor.run.plan import Experiment, Order, open_experiment, parse_budget, plan
 from proctor.run.recover import close_dead
 from proctor.spec import GIB, MIB, Ended, Limits, Protocol
@@ -170,6 +171,7 @@ class Progress:
 
 
 def _conclude(experiment: Experiment, pool: LocalPool, stderr: Console, as_json: bool, *, interrupted: bool) -> int:
+    rebuild(experiment)
     results = []
     for run in experiment.runs:
         try:
@@ -210,6 +212,7 @@ def status_command(
             close_dead(run)
         except ProctorError as error:
             say(console(stderr=True), f"{run.root.name}: {error}", style="red")
+    rebuild(experiment)
     display = Display(experiment, probe=True)
     display.refresh()
     if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from proctor.errors import ProctorError
@@ -31,12 +31,28 @@ COLUMNS = (
 )
 
 
-def rebuild(experiment: Experiment) -> Path:
-    """Write the index anew, in one step, and return its path. `state` is how a run ended, or `unfinished`."""
+def rebuild(experiment: Experiment) -> Path | None:
+    """Write the index anew, in one step, and return its path; None if it cannot be written, which loses nothing.
+
+    `state` is how a run ended, or `unfinished`.
+    """
     path = experiment.folder / "index.sqlite"
     fresh = experiment.folder / f".index-{os.getpid()}.sqlite"
-    fresh.unlink(missing_ok=True)
-    rows = []
+    try:
+        fresh.unlink(missing_ok=True)
+        with closing(sqlite3.connect(fresh)) as base, base:
+            base.execute(f"CREATE TABLE runs ({', '.join(COLUMNS)})")
+            base.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(COLUMNS))})", _rows(experiment))
+        os.replace(fresh, path)
+    except (OSError, sqlite3.Error):
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        return None
+    return path
+
+
+def _rows(experiment: Experiment) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
     for run in experiment.runs:
         try:
             spec, result = run.spec(), run.result()
@@ -55,8 +71,4 @@ def rebuild(experiment: Experiment) -> Path:
             )
         cell = (spec.suite, spec.task, spec.tier, spec.protocol, spec.agent.label, spec.repeat)
         rows.append((spec.run_id, *cell, *ended))
-    with closing(sqlite3.connect(fresh)) as base, base:
-        base.execute(f"CREATE TABLE runs ({', '.join(COLUMNS)})")
-        base.executemany(f"INSERT INTO runs VALUES ({', '.join('?' * len(COLUMNS))})", rows)
-    os.replace(fresh, path)
-    return path
+    return rows
