@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,11 @@ def test_proposals_keep_their_kind_and_sense(tune: ModuleType, value: float) -> 
         assert low & (low - 1) == 0 and high & (high - 1) == 0
 
 
-TOOL = """#!{python}
+TOOL = """\
 import json, pathlib, re, sys
 here = pathlib.Path({here!r})
 calls = here / "calls.jsonl"
-name = pathlib.Path(sys.argv[0]).name
+name = sys.argv.pop(1)
 past = [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 answer = {{"status": "ok", "remaining_s": 100.0 if sum(p["tool"] == "score" for p in past) < {trials} else 1.0}}
 if name == "score":
@@ -115,9 +116,12 @@ class Exam:
         self.workspace.mkdir()
         self.tools.mkdir()
         (self.workspace / "script.py").write_text(script)
+        tool = self.tools / "tool.py"
+        tool.write_text(TOOL.format(here=str(root), trials=trials))
         for name in ("score", "clock", "submit"):
             path = self.tools / name
-            path.write_text(TOOL.format(python=sys.executable, here=str(root), trials=trials))
+            # By a shell: the path of an interpreter with a space in it is no good after #!.
+            path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(tool))} {name} "$@"\n')
             path.chmod(0o755)
         self._calls = root / "calls.jsonl"
 
