@@ -11,6 +11,7 @@ import select
 import shutil
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -108,6 +109,7 @@ class BwrapBox:
         self._spec = spec
         self._group = group
         self._closed = False
+        self._closing = threading.Lock()
         self._init = ""
         pipes = _Pipes()
         try:
@@ -265,9 +267,10 @@ class BwrapBox:
         return self._watch.hit()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:  # two threads may close a box at once; what is counted must be given back once
+            if self._closed:
+                return
+            self._closed = True
         self.kill()
         self._watch.stop()
         self._pump.stop()

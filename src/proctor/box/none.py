@@ -106,6 +106,7 @@ class NoneBox:
         self._tree = _BareTree(self._process.pid, self._group, ())
         self._watch = LimitWatch(self._tree, spec.limits, self._group)
         self._closed = False
+        self._closing = threading.Lock()
 
     def _start(self, spec: BoxSpec) -> subprocess.Popen[bytes]:
         out_r, out_w = os.pipe()
@@ -159,9 +160,10 @@ class NoneBox:
         return self._watch.hit()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:  # two threads may close a box at once; what is counted must be given back once
+            if self._closed:
+                return
+            self._closed = True
         self.kill()
         self._watch.stop()
         self._pump.stop()
